@@ -95,8 +95,9 @@ class Data:
         if x.dtype == torch.int64:
             return x[0]
         k, b, h, w, c = x.shape
-        x = x.permute(1, 2, 3, 0, 4).to(dtype)  # (B, H, W, K, C)
-        return ((x - self.mean.to(dtype)) / self.std.to(dtype)).reshape(b, h, w, k * c).permute(0, 3, 1, 2)
+        x = x.permute(1, 2, 3, 0, 4).to(dtype, memory_format=torch.contiguous_format)  # (B, H, W, K, C)
+        x = x.sub_(self.mean.to(dtype)).div_(self.std.to(dtype))
+        return x.view(b, h, w, k * c).permute(0, 3, 1, 2)
 
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's 80
