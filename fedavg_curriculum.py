@@ -29,9 +29,9 @@ PACINGS = ("linear", "quadratic", "root", "step", "exponential")
 class Config(common.Config):
     """Common flags with this script's defaults, then the curriculum's own."""
 
-    clients: int = 20
-    clients_per_round: int = 5
-    rounds: int = 15
+    clients: int = 50
+    clients_per_round: int = 10
+    rounds: int = 20
     epochs: int = 5
     lr: float = 0.01
     momentum: float = 0.9
