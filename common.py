@@ -9,6 +9,7 @@ Rooms, in this order: random streams | data | partitions | nets | trainer | scor
 """
 
 import argparse
+import contextlib
 import copy
 import csv
 import dataclasses
@@ -46,6 +47,32 @@ class UsageError(Exception):
 
 class NonFiniteError(Exception):
     """A client's update holds NaN or infinity. The command line shows it as one line and exits with 3."""
+
+
+SHARES: dict[str, float] = {}  # seconds spent in each timed function, for --profile
+
+
+def timed(name: str):
+    """Adds the time of each call to SHARES[name]."""
+
+    def wrap(function):
+        @functools.wraps(function)
+        def call(*args, **flags):
+            begun = time.perf_counter()
+            try:
+                return function(*args, **flags)
+            finally:
+                if torch.cuda.is_initialized():
+                    torch.cuda.synchronize()
+                SHARES[name] = SHARES.get(name, 0.0) + time.perf_counter() - begun
+
+        return call
+
+    return wrap
+
+
+class RankError(Exception):
+    """Another rank of a distributed run is gone. The command line shows it as one line and exits with 4."""
 
 
 # ---------------------------------------------------------------------------------------------------- random streams
@@ -327,17 +354,15 @@ def _iid(labels, clients, alpha, rng):
 
 def _label_skew(labels, clients, alpha, rng):
     classes = int(labels.max()) + 1
-    holders = [[] for _ in range(classes)]
-    for i in range(clients):
-        own = i % classes
-        holders[own].append(i)
-        if classes > 1:
-            holders[rng.choice([c for c in range(classes) if c != own])].append(i)
+    own = np.arange(clients) % classes
+    other = (own + rng.integers(1, max(classes, 2), clients)) % classes  # any class but the client's own
     owners = np.empty(len(labels), dtype=np.int64)
     for c in range(classes):
         index = rng.permutation(np.flatnonzero(labels == c))
-        holder = np.array(holders[c] or [int(rng.integers(clients))])  # a class nobody drew still goes somewhere
-        owners[index] = holder[np.arange(len(index)) * len(holder) // max(len(index), 1)]
+        holders = np.flatnonzero((own == c) | (other == c))
+        if len(holders) == 0:  # a class that nobody drew still goes somewhere
+            holders = rng.integers(clients, size=1)
+        owners[index] = holders[np.arange(len(index)) * len(holders) // max(len(index), 1)]
     return owners
 
 
@@ -389,14 +414,17 @@ def _repair(owners, clients, min_size, rng):
     poor = np.flatnonzero(counts < min_size)
     if len(poor) == 0:
         return 0
-    rich = [(-counts[i], i) for i in range(clients) if counts[i] > min_size]
+    shuffled = rng.permutation(len(owners))
+    order = shuffled[np.argsort(owners[shuffled], kind="stable")]  # by owner, in random order within
+    ends = np.cumsum(counts)
+    rich = [(-counts[i], i) for i in np.flatnonzero(counts > min_size)]
     heapq.heapify(rich)
-    held = {i: list(rng.permutation(np.flatnonzero(owners == i))) for _, i in rich}
     moved = 0
     for i in poor:
         for _ in range(min_size - counts[i]):
             size, giver = heapq.heappop(rich)
-            owners[held[giver].pop()] = i
+            ends[giver] -= 1
+            owners[order[ends[giver]]] = i
             moved += 1
             if -size - 1 > min_size:
                 heapq.heappush(rich, (size + 1, giver))
@@ -690,8 +718,8 @@ def build_model(name: str, data: Data, device="cpu", dtype=torch.float32, width=
     if text != (name == "lstm"):
         raise UsageError(f"--model {name}: {'text needs --model lstm' if text else 'lstm reads text, not images'}")
     side, channels = (0, 0) if text else (data.x_train.shape[1], data.x_train.shape[3])
-    if not text and (data.x_train.shape[2] != side or side < 14 or (name in SIDE and side != 32)):
-        wanted = "32x32" if name in SIDE else "at least 14x14, square"
+    if not text and (data.x_train.shape[2] != side or side < 16 or (name in SIDE and side != 32)):
+        wanted = "32x32" if name in SIDE else "at least 16x16, square"
         raise UsageError(f"--model {name}: images are {side}x{data.x_train.shape[2]}; wanted {wanted}")
 
     def build():
@@ -745,6 +773,7 @@ def step_lengths(lr: np.ndarray, momentum: float = 0.0, proximal: float = 0.0) -
     return np.array(lengths)
 
 
+@timed("local training")
 def train(
     model: Model,
     start: Tensor,
@@ -796,7 +825,8 @@ def train(
         if seeds is not None:
             torch.manual_seed(seeds[rows[0]])
         group = _Group(model, start.expand(len(batches), -1)[pick], data, [batches[i] for i in rows])
-        group.lr, group.momentum, group.weight_decay, group.proximal = lr, momentum, weight_decay, proximal
+        group.lr = torch.as_tensor(lr, device=model.device, dtype=model.dtype) if model.device == "cuda" else lr
+        group.momentum, group.weight_decay, group.proximal = momentum, weight_decay, proximal
         group.loss, group.penalty, group.augment = loss, penalty, augment
         group.correction = None if correction is None else correction[pick]
         group.frozen = {name: w.expand(len(batches), -1)[pick] for name, w in (frozen or {}).items()}
@@ -826,7 +856,7 @@ class _Group:
         real = [(b >= 0).sum(1) for b in batches]
         self.counts = np.stack([np.pad(r, (0, self.steps[0] - len(r))) for r in real], 1)  # (T, K) true batch sizes
         index = self.stacked(batches, fill=-1)  # (T, K, B)
-        self.index = index.clamp(min=0)
+        self.index, self.batch_size = index.clamp(min=0), index.shape[2]
         mask = (index >= 0).to(model.dtype)
         self.mean = mask / mask.sum(-1, keepdim=True).clamp(min=1)
         self.weight = self.mean
@@ -841,15 +871,51 @@ class _Group:
         return tensor.to(self.model.dtype) if tensor.is_floating_point() else tensor
 
     def run(self):
-        for t in range(self.steps[0] if len(self.steps) else 0):
-            live = int((self.steps > t).sum())
-            if self.model.batch_norm and self.counts[t, :live].min() < self.counts[t, :live].max():
-                for k in range(live):  # padding must not enter batch statistics
-                    self.differentiate(t, slice(k, k + 1))
+        """All local steps, in segments during which the same clients are live."""
+        begin = 0
+        while begin < self.steps.max(initial=0):
+            live = int((self.steps > begin).sum())
+            end = int(self.steps[live - 1])
+            counts = self.counts[begin:end, :live]
+            if self.model.batch_norm and counts.min() < self.batch_size:
+                for t in range(begin, end):
+                    same = counts[t - begin].min() == counts[t - begin].max()
+                    for rows in [slice(0, live)] if same else map(lambda k: slice(k, k + 1), range(live)):
+                        self.differentiate(t, rows)  # padding must not enter batch statistics
+                    self.descend(t, live)
+            elif self.model.device == "cuda":
+                self.replay(begin, end, live)
             else:
-                self.differentiate(t, slice(0, live))
-            self.descend(t, live)
+                for t in range(begin, end):
+                    self.differentiate(t, slice(0, live))
+                    self.descend(t, live)
+            begin = end
         return self.weights, self.statistics
+
+    def replay(self, begin, end, live, warm_up=3):
+        """The segment on a GPU: a few steps as they are, then one step captured as a CUDA graph and replayed.
+
+        The step counter lives on the device, so that a replay needs nothing from the host.
+        """
+        counter = torch.full((1,), begin, device=self.model.device)
+
+        def step():
+            self.differentiate(counter, slice(0, live))
+            self.descend(counter, live)
+            counter.add_(1)
+
+        warm_up = min(warm_up, end - begin)
+        side = _side_stream(self.model.device)
+        with side:
+            for _ in range(warm_up):
+                step()
+        replayed = _captured(step, self.model.device) if end - begin > 2 * warm_up else step
+        for _ in range(end - begin - warm_up):
+            replayed()
+
+    def at(self, schedule, t):
+        """Step t of a (T, ...) schedule; t is an integer, or a counter (1,) on the device."""
+        return schedule[t] if isinstance(t, int) else schedule.index_select(0, t)[0]
 
     def net(self, rows):
         key = (rows.start, rows.stop)
@@ -868,12 +934,12 @@ class _Group:
     def differentiate(self, t, rows):
         """One backward pass of the summed loss: clients are independent, so it yields every client's own gradient."""
         net, grads, frozen = self.net(rows)
-        size = int(self.counts[t, rows].max())
-        index = self.index[t, rows, :size]
+        size = int(self.counts[t, rows].max()) if isinstance(t, int) else self.batch_size
+        index = self.at(self.index, t)[rows, :size]
         step = SimpleNamespace(net=net, frozen=frozen, x=self.data.x_train[index], y=self.data.y_train[index])
-        step.mean, step.weight = self.mean[t, rows, :size], self.weight[t, rows, :size]
+        step.mean, step.weight = self.at(self.mean, t)[rows, :size], self.at(self.weight, t)[rows, :size]
         step.extra = {name: value[rows] for name, value in self.per_client.items()}
-        step.extra |= {name: value[t, rows] for name, value in self.per_step.items()}
+        step.extra |= {name: self.at(value, t)[rows] for name, value in self.per_step.items()}
         x = self.augment(step.x, step.extra) if self.augment else step.x
         step.inputs = self.data.inputs(x, self.model.dtype)
         step.features = net.features(step.inputs)
@@ -896,7 +962,30 @@ class _Group:
             g.add_(self.correction[:live])
         if self.momentum:
             g = self.velocity[:live].mul_(self.momentum).add_(g)
-        y.sub_(g, alpha=float(self.lr[t]))
+        if isinstance(t, int):
+            y.sub_(g, alpha=float(self.lr[t]))
+        else:
+            y.sub_(g * self.at(self.lr, t))
+
+
+def _side_stream(device: str):
+    """Where a step runs before it is captured, as CUDA graphs demand."""
+    if device != "cuda":
+        return contextlib.nullcontext()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(side)
+
+
+def _captured(step: Callable, device: str) -> Callable:
+    """`step` recorded as a CUDA graph: calling the result replays its kernels without launching them one by one."""
+    if device != "cuda":
+        return step
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def world() -> tuple[int, int]:
@@ -938,6 +1027,7 @@ def _logits(model, stack, data, x, index, batch=2000):
     return torch.cat(parts, 1) if parts else torch.empty(len(stack), 0, data.classes)
 
 
+@timed("scoring")
 def score(model: Model, weights: Tensor, data: Data, shards: Sequence[np.ndarray], chunk: int = 0):
     """Cross-entropy and predicted class of every training sample of each shard: a list of (float64 (n_k,), int64 (n_k,))."""
     scores = []
@@ -948,6 +1038,7 @@ def score(model: Model, weights: Tensor, data: Data, shards: Sequence[np.ndarray
     return scores
 
 
+@timed("evaluation")
 def evaluate(model: Model, weights: Tensor, data: Data, chunk: int = 0) -> dict[str, float]:
     """Accuracy and mean loss on the test set, in percent and nats; for a stack (K, P) their mean over the K nets."""
     test = np.arange(len(data.y_test))
@@ -991,6 +1082,7 @@ class FedAvg:
         """The net, or the nets, that are tested."""
         return x
 
+    @timed("aggregation")
     def aggregate(self, x: Tensor, update: Update, clients: np.ndarray, sizes) -> Tensor:
         """x^{t+1} (P,) from the update of `clients` that hold `sizes` samples. BatchNorm statistics are averaged."""
         n = self.model.trainable
@@ -1199,6 +1291,7 @@ class Config:
     on_nonfinite: str = opt(
         "stop", "a NaN or infinite client update: end the run, or leave the client out", choices=("stop", "drop")
     )
+    profile: bool = opt(False, "print where the time of the rounds went (with --jobs 1)")
     out: str = opt("", "folder of the results (default: runs/<script>; overwritten)")
     resume: bool = opt(False, "continue the run in --out, with the same flags")
 
@@ -1212,7 +1305,7 @@ class Config:
             raise UsageError("--device cuda: torch finds no GPU here")
 
 
-FREE_ON_RESUME = ("resume", "out", "jobs")  # these change no result
+FREE_ON_RESUME = ("resume", "out", "jobs", "profile")  # these change no result
 
 
 def parse(config_class: type, presets: dict, doc: str, argv: Sequence[str] | None = None):
@@ -1366,8 +1459,13 @@ class Run:
         """A tensor that all arms of the trial share (an expert, say): made once, then read from the run's folder."""
         label = f"{name}-{Path(self.config.dataset).name}-{self.config.model}-trial{self.trial}.pt"
         path = self.path.with_name(label)
-        if not path.exists():
+        missing = [not path.exists()]
+        if world()[1] > 1:  # making it is a task of all ranks, so all must agree that it is missing
+            dist.broadcast_object_list(missing)
+        if missing[0]:
             tensor = make()
+            if world()[0] > 0:
+                return tensor
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, lambda file: torch.save(tensor, file))
         return torch.load(path, weights_only=True, map_location=resolve_device(self.config.device))
@@ -1428,6 +1526,7 @@ class Run:
         row |= {"clients": clients, "uploads": self.uploads, "dropped": self.dropped, "seconds": round(self.seconds, 3)}
         self.rows.append(row | columns)
 
+    @timed("checkpoint")
     def save(self, t: int, state: dict) -> None:
         if world()[0] == 0:
             content = {"round": t, "rows": self.rows, "uploads": self.uploads, "seconds": self.seconds, "state": state}
@@ -1477,7 +1576,7 @@ def resolve_device(name: str) -> str:
 
 def setting_up(config: Config) -> tuple[Data, str, torch.dtype]:
     """(data, device, dtype) of a run, with the process's thread count set."""
-    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // config.jobs))
+    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // (config.jobs * world()[1])))
     device = resolve_device(config.device)
     return (
         load_data(config.dataset, config.data_dir, device, SIDE.get(config.model)),
@@ -1497,6 +1596,25 @@ def _work(config, method, setting, trial, folder, federate) -> list[dict]:
     return run.rows
 
 
+@contextlib.contextmanager
+def ranks_of_torchrun():
+    """Joins the process group of `torchrun --nproc-per-node N script.py ...`, if the process was started so."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {world()[0]}: another rank is gone ({str(error).splitlines()[0][:100]}); go on with --resume"
+        ) from None
+    finally:
+        dist.destroy_process_group()
+
+
 def launch(config_class, presets, doc, methods, federate, figure=None, second=(), argv=None) -> None:
     """The command line of a script: flags -> every (setting, method, trial) -> table, metrics.csv, summary.json, PNG.
 
@@ -1507,11 +1625,14 @@ def launch(config_class, presets, doc, methods, federate, figure=None, second=()
     """
     try:
         config, sweep = parse(config_class, presets, doc, argv)
-        _launch(config, sweep, methods, federate, figure, second, list(sys.argv if argv is None else [sys.argv[0], *argv]))
+        with ranks_of_torchrun():
+            _launch(config, sweep, methods, federate, figure, second, list(sys.argv if argv is None else [sys.argv[0], *argv]))
     except UsageError as error:
         sys.exit(_failed(error, 2))
     except NonFiniteError as error:
         sys.exit(_failed(error, 3))
+    except RankError as error:
+        sys.exit(_failed(error, 4))
 
 
 def _failed(error: Exception, status: int) -> int:
@@ -1521,7 +1642,12 @@ def _failed(error: Exception, status: int) -> int:
 
 def _launch(config, sweep, methods, federate, figure, second, command) -> None:
     folder = Path(config.out or Path("runs") / Path(command[0]).stem)
-    _prepare(folder, config)
+    if world()[0] == 0:
+        _prepare(folder, config)
+    if world()[1] > 1:
+        if config.jobs > 1:
+            raise UsageError("--jobs: under torchrun the ranks share each run; leave --jobs at 1")
+        dist.barrier()
     work = [
         (dataclasses.replace(config, **flags), method, setting, trial)
         for setting, flags in _settings(sweep)
@@ -1553,6 +1679,8 @@ def _launch(config, sweep, methods, federate, figure, second, command) -> None:
     curves(rows, folder / "accuracy.png")
     if figure:
         figure(rows, config, folder)
+    if config.profile:
+        print(shares(sum(run[-1]["seconds"] for run in _runs(rows))))
     print(f"results: {folder}")
 
 
@@ -1613,6 +1741,22 @@ def _parallel(wave, folder, federate, jobs) -> list[dict]:
             bar.set_postfix_str(f"{done[-1]['setting']} {done[-1]['method']} {done[-1]['accuracy']:.1f}".strip())
             bar.update()
     return rows
+
+
+def _runs(rows: list[dict]) -> list[list[dict]]:
+    """The rows of each (setting, method, trial)."""
+    runs: dict[tuple, list[dict]] = {}
+    for row in rows:
+        runs.setdefault((row["setting"], row["method"], row["trial"]), []).append(row)
+    return list(runs.values())
+
+
+def shares(seconds: float) -> str:
+    """Where `seconds` of rounds went, as one line; 'the rest' is schedules and the script's own arithmetic."""
+    spent = {name: s for name, s in SHARES.items() if name != "checkpoint"}
+    spent["the rest"] = max(seconds - sum(spent.values()), 0.0)
+    parts = [f"{name} {100 * s / seconds:.1f} %" for name, s in sorted(spent.items(), key=lambda item: -item[1])]
+    return f"profile: {seconds:.1f} s of rounds: {', '.join(parts)}; checkpoints {SHARES.get('checkpoint', 0.0):.1f} s beside"
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:
