@@ -457,7 +457,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     def forward(self, x):
         mean, var = self.running_mean.flatten(), self.running_var.flatten()
         x = F.batch_norm(x, mean, var, self.weight.flatten(), self.bias.flatten(), self.training, self.momentum, self.eps)
-        if self.training:  # flatten copied the (K, C) views
+        if self.training:  # with K > 1 flatten made copies
             self.running_mean.copy_(mean.view_as(self.running_mean))
             self.running_var.copy_(var.view_as(self.running_var))
         return x
@@ -692,7 +692,7 @@ class Model:
         net = copy.deepcopy(self.skeleton).train(training)
         leaves = []
         for owner, leaf, shape, begin, end in self.layout:
-            view = stack[:, begin:end].view(-1, *shape)
+            view = stack.data[:, begin:end].view(-1, *shape)  # .data: BatchNorm's update must not look like one of the weights
             view = view[0] if self.plain else view
             if begin < self.trainable:
                 leaves.append(view := view.detach().requires_grad_(grad))
@@ -1457,8 +1457,8 @@ class Run:
 
     def cached(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """A tensor that all arms of the trial share (an expert, say): made once, then read from the run's folder."""
-        label = f"{name}-{Path(self.config.dataset).name}-{self.config.model}-trial{self.trial}.pt"
-        path = self.path.with_name(label)
+        label = "-".join(part for part in (self.setting.replace(" ", "-"), name, f"trial{self.trial}") if part)
+        path = self.path.with_name(f"{label}.pt".replace("/", "_"))
         missing = [not path.exists()]
         if world()[1] > 1:  # making it is a task of all ranks, so all must agree that it is missing
             dist.broadcast_object_list(missing)
@@ -1548,7 +1548,7 @@ def _restore(state: dict, saved: dict, config: Config) -> None:
 
 def write_atomically(path: Path, write: Callable) -> None:
     """Writes to a temporary file, flushes it to the disk and renames it: a kill leaves the old file or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # parallel jobs may write the same cached tensor
     with open(temporary, "wb") as file:
         write(file)
         file.flush()
