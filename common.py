@@ -455,9 +455,9 @@ class BatchNorm2d(nn.BatchNorm2d):
     """K batch norms at once, each with the statistics of its own client."""
 
     def forward(self, x):
-        mean, var = self.running_mean.flatten(), self.running_var.flatten()
+        mean, var = self.running_mean.flatten().clone(), self.running_var.flatten().clone()
         x = F.batch_norm(x, mean, var, self.weight.flatten(), self.bias.flatten(), self.training, self.momentum, self.eps)
-        if self.training:  # with K > 1 flatten made copies
+        if self.training:  # the copies were updated: autograd keeps them, so the weights may not be
             self.running_mean.copy_(mean.view_as(self.running_mean))
             self.running_var.copy_(var.view_as(self.running_var))
         return x
