@@ -1,8 +1,9 @@
-"""Every statement of supplement 2, as printed, as its proof leaves it, and corrected; each raises outside its hypothesis.
+"""Every statement of supplement 2, as printed, as its proof leaves it, and corrected, with its hypotheses.
 
 Symbols: B bounds ||b_k||^2 (already squared), N = J + 1 local steps, Q clients, a = alpha^(t,j), noise
 E||n_k||^2 <= M ||grad f + b_k||^2 + s^2; E = E||hat theta - theta*||^2, V = E mean_k ||theta_k - hat theta||^2,
-F = E mean_k f(theta_k) - f*. A prime marks the next local step. Corrected forms need biases that sum to zero and do not
+F = E mean_k f(theta_k) - f*. A prime marks the next local step. Each function returns its right-hand side, and raises
+ValueError when a hypothesis that it can see fails. Corrected forms need biases that sum to zero and do not
 depend on theta, and noise that is independent across clients. All bounds return what the right-hand side is worth.
 """
 
@@ -24,7 +25,7 @@ def at_most(value, limit):
 
 
 def lemma1_printed(F, B, L, M, s):
-    """Lemma 1, as printed: E||g_k||^2 <= 2(3+2M) L F_k + (3+2M) B + 3 s^2, with F_k = f(theta_k) - f*. Needs L-smooth f."""
+    """Lemma 1, as printed, for L-smooth f: E||g_k||^2 <= 2(3+2M) L F_k + (3+2M) B + 3 s^2, F_k = f(theta_k) - f*."""
     require(np.asarray(F) >= 0, "f* is the minimum of f")
     return 2 * (3 + 2 * M) * L * F + (3 + 2 * M) * B + 3 * s**2
 
@@ -60,8 +61,10 @@ def lemma2_corrected(F, B, L, M, s):
 
 
 def lemma3_printed(clients, a):
-    """Lemma 3, right as printed: ||hat theta - a bar g - theta*||^2 <= E + 2a mean_k [(aL - 1/2) F_k - mu/2 ||theta_k||^2]
-    + 2aL V. Needs a convex L-smooth f (strongly, where mu > 0)."""
+    """Lemma 3, right as printed, for convex L-smooth f (strongly, where mu > 0):
+
+    ||hat theta - a bar g - theta*||^2 <= E + 2a mean_k [(aL - 1/2) F_k - mu/2 ||theta_k - theta*||^2] + 2aL V.
+    """
     f = clients.f
     inner = (a * f.L - 0.5) * clients.gaps - f.mu / 2 * (clients.theta**2).sum(1)
     return clients.E + 2 * a * inner.mean() + 2 * a * f.L * clients.V
@@ -119,8 +122,8 @@ def lemma5_proof(f, V, F, a, B, M, s):
 def drift(f, a, j, form):
     """(c, e) in mean_k ||T theta_k - a b_k - average||^2 <= c V + e B, with T = 1 - a grad f, a (1 - a mu)-contraction.
 
-    form 'contraction': c = 1 - a mu, e = a/mu.  form 'growth': c = (1 + 1/j)(1 - a mu)^2, e = (1+j) a^2, at local step j,
-    and c = 0, e = a^2 at j = 0, where V = 0. Both are Young's inequality. ValueError when T need not contract.
+    form 'contraction': c = 1 - a mu, e = a/mu.  form 'growth': c = (1 + 1/j)(1 - a mu)^2, e = (1+j) a^2, local step j.
+    Both: c = 0, e = a^2 at j = 0, where V = 0. Both are Young's inequality. ValueError when T need not contract.
     """
     require(f.mu > 0, "mu > 0")
     require(at_most(a, 2 / (f.mu + f.L)), "alpha <= 2 / (mu + L)")
@@ -132,7 +135,7 @@ def drift(f, a, j, form):
 
 
 def lemma5_corrected(f, V, F, a, B, M, s, Q, j, form="contraction"):
-    """Lemma 5, corrected: V' <= c V + e B + a^2 (1 - 1/Q)(4ML F + 2MB + s^2), with (c, e) of `drift` at local step j."""
+    """Lemma 5, corrected: V' <= c V + e B + a^2 (1 - 1/Q)(4ML F + 2MB + s^2), (c, e) from `drift` at local step j."""
     c, e = drift(f, a, j, form)
     return c * V + e * B + a**2 * (1 - 1 / Q) * (4 * M * f.L * F + 2 * M * B + s**2)
 
@@ -149,7 +152,7 @@ def equation6_printed(problem, F, t):
 
 
 def equation6_corrected(problem, F, t):
-    """Equation 6, corrected: Lemma 5 run through the round from V = 0 and summed over j = 0..J, each V at its smaller form."""
+    """Equation 6, corrected: sum_j V^(t,j) by Lemma 5 run from V = 0, at every step in its smaller form."""
     V, total = 0.0, 0.0
     for j in range(problem.N):
         total += V
@@ -219,7 +222,7 @@ def certificate(problem, t, form):
 def theorem1_corrected(problem):
     """Theorem 1, corrected, at theta^(T,0) for every T: (T+1,): per round the smaller of the two certificates.
 
-    Needs zero-sum biases that do not depend on theta and noise independent across clients; the step is checked per round.
+    The step condition is `certificate`'s, round by round.
     """
     require(not callable(problem.biases), "the biases do not depend on theta")
     E = [(problem.theta0**2).sum()]
@@ -256,7 +259,7 @@ def bias_sum_printed(problem):
 
 
 def require_theorem2(problem):
-    """The hypotheses printed with Theorem 2: ||grad f|| <= G, and noise that does not grow with the gradient (M = 0)."""
+    """The hypotheses printed with Theorem 2: ||grad f|| <= G, and noise that does not grow with it (M = 0)."""
     require(np.isfinite(problem.f.G), "||grad f|| is bounded by a finite G")
     require(problem.M == 0, "E||n_k||^2 <= sigma^2, M = 0")
 
@@ -291,7 +294,10 @@ def theorem2_printed(problem):
 
 
 def theorem2_proof(problem):
-    """Theorem 2 as its proof ends (left side weighted by a): <= Q (f0 - f*) + L G^2 sum_t sum_j [a_j sum_{l>=j} a_l + a_j^2/2]."""
+    """Theorem 2 as its proof ends (left side weighted by a_j):
+
+    <= Q (f0 - f*) + L G^2 sum_t sum_j [a_j sum_{l>=j} a_l + a_j^2 / 2]. Still no sigma and no B.
+    """
     require_theorem2(problem)
     a, f = problem.steps, problem.f
     later = a.sum(1, keepdims=True) - earlier(a)
@@ -318,8 +324,8 @@ def theorem2_corrected(problem):
 
     <= f0 - f* + sum_t {L G sum_j a_j sum_{l<j} a_l [sqrt((G + sqrt B_l)^2 + s^2) + sqrt(G^2 + s^2/Q)]
                         + (L/2) sum_j a_j^2 (G^2 + s^2/Q)}.
-    The two roots bound E||theta_k - theta^(t,0)|| and E||hat theta - theta^(t,0)|| per step: <grad f(hat theta), bar g> is
-    turned into ||grad f(theta^(t,0))||^2 one factor at a time. Noise enters each step only after its gradient is taken.
+    The roots bound what one step adds to E||theta_k - theta^(t,0)|| and E||hat theta - theta^(t,0)||; with them
+    <grad f(hat theta), bar g> becomes ||grad f(theta^(t,0))||^2 one factor at a time. No noise meets a later gradient.
     """
     require_theorem2(problem)
     require(not callable(problem.biases), "the biases do not depend on theta")
@@ -334,8 +340,10 @@ def theorem2_corrected(problem):
 
 
 def sigma_printed(distance, gamma, sigma):
-    """The bound of [39] with sigma_t, as printed with C_1 = ||theta_0||^2, C_2 = 1, C_3 = 0 (one client, one local step):
-    f - f* <= distance / (gamma T) + gamma sum_{t=0}^T sigma_t^2, sigma: (T+1,). Vacuous: the sum grows with T."""
+    """The bound of [39] with sigma_t: (T+1,), as printed, C_1 = ||theta_0||^2, C_2 = 1, C_3 = 0 (one client and step):
+
+    f - f* <= distance / (gamma T) + gamma sum_{t=0}^T sigma_t^2. Vacuous: the sum grows with T.
+    """
     return distance / (gamma * (len(sigma) - 1)) + gamma * (sigma**2).sum()
 
 

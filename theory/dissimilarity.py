@@ -37,7 +37,7 @@ class QuadraticClients:
         return float(self.weights @ (gradients**2).sum(1) / (mean @ mean))
 
     def proximal_round(self, theta, mu):
-        """One FedProx round solved exactly (gamma = 0), all clients: mean of argmin f_m(x) + mu/2 ||x - theta||^2: (d,)."""
+        """One exact FedProx round (gamma = 0), all clients: mean of argmin f_m(x) + mu/2 ||x - theta||^2: (d,)."""
         solutions = (self.curvatures * self.centres + mu * theta) / (self.curvatures + mu)
         return self.weights @ solutions
 
@@ -49,7 +49,7 @@ def random_clients(rng, m=8, d=4):
 
 
 def rho_printed(mu):
-    """rho_t of the remark, as printed, for exact local solutions: bar rho carries the factor gamma = 0, so rho = 1/mu."""
+    """rho_t of the remark, as printed, for exact local solutions: bar rho has the factor gamma = 0, so rho = 1/mu."""
     return 1 / mu
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Network:
-    """f(theta, x) = v . tanh(W x + c) + e for inputs in R^d, `width` hidden units and theta = (W | c per unit, v, e): (p,)."""
+    """f(theta, x) = v . tanh(W x + c) + e on R^d with `width` hidden units; theta = (W | c per unit, v, e): (p,)."""
 
     d: int = 2
     width: int = 8
@@ -50,7 +50,7 @@ class Network:
 
 
 def teacher_problem(network, n, rng, noise=0.1):
-    """Inputs X: (n, d), targets y: (n,) of a random network of the same shape plus noise, and a small start theta: (p,)."""
+    """Inputs X: (n, d), targets y: (n,) of a random network of this shape plus noise, and a small start theta: (p,)."""
     X = rng.standard_normal((n, network.d))
     y = network.forward(rng.standard_normal(network.p), X)[0] + noise * rng.standard_normal(n)
     return X, y, 0.5 * rng.standard_normal(network.p)
@@ -92,6 +92,8 @@ def spectra(network, theta, X, y):
 
 
 def square_model_hessian(theta, c):
-    """f(theta) = theta^2 fitted to y = -c: the Hessian of (theta^2 + c)^2 / 2 is 6 theta^2 + 2c, so harder (larger c) is
-    *more* convex. Computed as GN + r f'', with f' = 2 theta, f'' = 2."""
+    """f(theta) = theta^2 fitted to y = -c: the Hessian of (theta^2 + c)^2 / 2 is 6 theta^2 + 2c.
+
+    Harder (larger c) is *more* convex. Computed as GN + r f'', with f' = 2 theta, f'' = 2.
+    """
     return (2 * theta) ** 2 + (theta**2 + c) * 2

@@ -39,7 +39,7 @@ class Step:
 
 
 def one_step(clients, biases, a, M, s):
-    """The Step from parameters clients.theta with biases (Q, d) and step a, for any function; the noise is independent."""
+    """The Step from parameters clients.theta with biases (Q, d) and step a, for any f; the noise is independent."""
     Q = len(biases)
     g = clients.f.gradient(clients.theta) + biases  # E g_k: (Q, d)
     squares = (g**2).sum(1)
@@ -96,7 +96,7 @@ def exact_moments(problem):
 
 
 def simulate(problem, replicas=1, seed=0):
-    """Moments averaged over `replicas` independent runs with Gaussian noise, isotropic and independent across clients."""
+    """Moments averaged over `replicas` runs with Gaussian noise, isotropic and independent across clients."""
     f, Q, N, T = problem.f, problem.Q, problem.N, problem.T
     rng, d = np.random.default_rng(seed), len(problem.theta0)
     noisy = problem.M > 0 or problem.s > 0

@@ -1,6 +1,6 @@
 """What the theorems talk about: functions, zero-sum biases, bias schedules, step sizes, and a Problem made of them.
 
-Paper: "When Do Curricula Work in Federated Learning?", supplement 2, Algorithm 3 and Assumption 1. Client k of Q steps along
+Supplement 2 of "When Do Curricula Work in Federated Learning?", Algorithm 3 and Assumption 1. Client k of Q steps along
 
     g_k^(t,j) = grad f(theta_k) + b_k^(t,j) + n_k,      sum_k b_k = 0,   ||b_k||^2 <= B^(t,j),   E n_k = 0,
     E||n_k||^2 = M ||grad f(theta_k) + b_k||^2 + s^2     (the largest noise that Theorem 1 allows),
@@ -20,7 +20,7 @@ class Function:
     """A function on R^d whose minimiser is the origin, with the constants that the theorems assume known.
 
     value: (..., d) -> (...).  gradient: (..., d) -> (..., d).  mu: strong convexity (0: none).  L: Lipschitz constant
-    of the gradient.  minimum: f*.  G: bound on the gradient's norm.  curvature: (d,) for a diagonal quadratic, else None.
+    of the gradient.  minimum: f*.  G: bound on ||gradient||.  curvature: (d,) for a diagonal quadratic, else None.
     """
 
     value: Callable[[np.ndarray], np.ndarray]
@@ -39,7 +39,7 @@ def quadratic(curvature):
 
 
 def kinked(mu, L):
-    """f(x) = sum_i L/2 max(x_i, 0)^2 + mu/2 min(x_i, 0)^2: strongly convex and smooth, its Hessian jumps at theta* = 0."""
+    """f(x) = sum_i L/2 max(x_i, 0)^2 + mu/2 min(x_i, 0)^2: its Hessian jumps at theta* = 0."""
 
     def slope(x):
         return np.where(x > 0, L, mu)
@@ -97,7 +97,7 @@ class Problem:
 
 
 def make_problem(f, theta0, steps, B, directions, M=0.0, s=0.0):
-    """A Problem whose biases do not depend on theta: b_k^(t,j) = sqrt(B^(t,j)) u_k for zero-sum directions u: (Q, d)."""
+    """A Problem with biases b_k^(t,j) = sqrt(B^(t,j)) u_k for zero-sum directions u: (Q, d); B broadcasts to steps."""
     steps, B = np.asarray(steps, float), np.broadcast_to(np.asarray(B, float), np.shape(steps))
     biases = np.sqrt(B)[:, :, None, None] * directions
     return Problem(f, np.asarray(theta0, float), steps, biases, B, len(directions), M, s)

@@ -21,6 +21,12 @@ def panels(count):
     return figure, axes
 
 
+def plain_ticks(axis, values):
+    """Labels a logarithmic x axis at the given values only."""
+    axis.set_xticks(values, [f"{value:g}" for value in values])
+    axis.minorticks_off()
+
+
 def save(figure, path):
     """Writes and closes the figure; no date or version in the file, so that the same numbers give the same bytes."""
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -48,8 +54,8 @@ def plot_floor(out):
     figure, axes = panels(3)
     sweeps = (
         ("B", 10.0 ** np.arange(-6, 1), "bias bound B  (slope 1)"),
-        ("a", 1 / 12 / 2.0 ** np.arange(5), "step α  (slope 2 for small αN)"),
-        ("N", np.array([2, 3, 4, 6, 8, 12, 16, 24, 32]), "local steps N  (exactly 0 at N = 1)"),
+        ("a", 0.08 / 2.0 ** np.arange(5), "step α  (slope 2 for small αN)"),
+        ("N", np.array([2, 4, 8, 16, 32]), "local steps N  (exactly 0 at N = 1)"),
     )
     for axis, (name, values, label) in zip(axes, sweeps, strict=True):
         floors = [problems.floor(**{name: v}) for v in values]
@@ -57,6 +63,7 @@ def plot_floor(out):
         axis.loglog(values, floors, "o-", color=MEASURED, label="measured")
         axis.loglog(values, certified, "s-", color=CORRECTED, label="corrected bound")
         axis.set(xlabel=label, ylabel="E‖θ − θ*‖² at the end")
+        plain_ticks(axis, values[::2] if name == "B" else values)
         axis.legend(fontsize=8)
     save(figure, out / "floor.png")
 
@@ -78,6 +85,7 @@ def plot_ordering(out):
     left.axhline(1, color="gray", lw=0.8)
     left.axvline(1, color="gray", lw=0.8)
     left.set(xlabel="c μ,  steps c / (i + 8)", ylabel="E growing / E shrinking", title="below 1: growing bias wins")
+    plain_ticks(left, [0.25, 0.5, 1, 2, 4])
     left.legend(fontsize=8)
     for x, color in ((0.5, CORRECTED), (2.0, PRINTED)):
         for order, style in (("client", "-"), ("anti", "--")):
@@ -104,13 +112,13 @@ def plot_ergodic(out):
         sums = [bounds.ergodic_sum(p, gradient[: p.T + 1], weighted) for p in shorter]
         left.loglog(T, sums, color=color, label=f"{name}: left side")
         left.loglog(T, [bound(p) for p in shorter], "--", color=color, label=f"{name}: right side")
-    left.set(xlabel="rounds T", ylabel="the two sides of Theorem 2", title="a left side must stay below its right")
-    left.legend(fontsize=8)
+    left.set(xlabel="rounds T", ylabel="the two sides of Theorem 2", title="solid must stay below dashed")
+    left.legend(fontsize=8, loc="lower right")
     T = np.array([30, 100, 300, 1000, 3000])
-    right.loglog(
-        T, [problems.ergodic_rate(t) / np.sqrt(t) for t in T], "o", color=MEASURED, label="measured, biased and noisy"
-    )
-    right.loglog(T, 1.013 / np.sqrt(T), color="gray", label="1.013 / √T")
+    rates = [problems.ergodic_rate(t) for t in T]
+    right.loglog(T, rates / np.sqrt(T), "o", color=MEASURED, label="measured, biased and noisy")
+    right.loglog(T, np.mean(rates) / np.sqrt(T), color="gray", label=f"{np.mean(rates):.2f} / √T")
+    plain_ticks(right, T)
     right.set(xlabel="rounds T", ylabel="average ‖∇f‖²", title="α = 0.3 / √T")
     right.legend(fontsize=8)
     save(figure, out / "ergodic.png")
@@ -126,9 +134,8 @@ def plot_spectra(out):
         right.plot([results[seed][name][0] for seed in order], "o", ms=4, color=color, label=name)
     left.set_yscale("symlog", linthresh=1e-3)
     left.set(xlabel="eigenvalue number", ylabel="eigenvalue of H_S", title="one tanh network after 1000 steps")
-    right.set(
-        xlabel="network, sorted by λ_min on all", ylabel="λ_min(H_S)", title="easy > hard always, easy > all seldom"
-    )
+    right.set(xlabel="network, sorted by λ_min on all", ylabel="λ_min(H_S)", title="the lowest eigenvalue, 20 networks")
+    right.set_xticks(range(0, 20, 5))
     for axis in (left, right):
         axis.axhline(0, color="gray", lw=0.8)
         axis.legend(fontsize=8)
