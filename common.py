@@ -81,7 +81,7 @@ class RankError(Exception):
 class Streams:
     """Independent generators keyed on (seed, trial, purpose, round, client, ...).
 
-    Because no draw depends on how many were made before it, evaluating more often, another order of the arms, another
+    One purpose is always used with the same number of keys. Because no draw depends on how many were made before it, evaluating more often, another order of the arms, another
     number of processes and a resumed run change no bit.
     """
 
@@ -123,7 +123,7 @@ class Data:
             return x[0]
         k, b, h, w, c = x.shape
         x = x.permute(1, 2, 3, 0, 4).to(dtype, memory_format=torch.contiguous_format)  # (B, H, W, K, C)
-        x = x.sub_(self.mean.to(dtype)).div_(self.std.to(dtype))
+        x = x.sub(self.mean.to(dtype)).div_(self.std.to(dtype))
         return x.view(b, h, w, k * c).permute(0, 3, 1, 2)
 
 
@@ -253,6 +253,7 @@ def _tree(path: Path) -> tuple:
     return (*parts, None)
 
 
+MOST_CLASSES = 100_000
 DATASETS = ("digits", "mnist", "fmnist", "emnist", "cifar10", "cifar100", "celeba", "shakespeare")
 
 
@@ -261,7 +262,8 @@ def load_data(name: str, root: str | None = None, device: str = "cpu", size: int
     """Reads a data set onto the device.
 
     `name` is one of DATASETS, an .npz file (x_train, y_train, x_test, y_test) or an ImageFolder tree with train/ and
-    test/. `size` pads smaller square images with black to size x size, as the nets for 32x32 need.
+    test/. `size` pads smaller square images with black to size x size, as the nets for 32x32 need, before the moments
+    are taken. A file is read once per process.
     Raises UsageError when the data is absent, damaged or ill-formed.
     """
     folder = Path(root) if root else Path("data")
@@ -289,15 +291,16 @@ def _resident(name: str, arrays: tuple, device: str, size: int | None) -> Data:
     """Checks the arrays and moves them to the device."""
     x_train, y_train, x_test, y_test, owner = arrays
     for split, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if len(x) != len(y) or y.ndim != 1 or len(y) == 0:
-            raise UsageError(f"--dataset {name}: {split} holds {len(x)} samples of shape {x.shape[1:]}, {y.shape} labels")
-        if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
-            raise UsageError(f"--dataset {name}: {split} labels must be integers from 0")
+        if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or x.size == 0:
+            raise UsageError(f"--dataset {name}: {split} holds samples of shape {x.shape} and labels of shape {y.shape}")
+        if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= MOST_CLASSES:
+            raise UsageError(f"--dataset {name}: {split} labels must be integers from 0 to {MOST_CLASSES - 1}")
     if x_train.shape[1:] != x_test.shape[1:] or (x_train.dtype == np.uint8 and x_train.ndim != 4):
         raise UsageError(f"--dataset {name}: train is {x_train.shape}, test {x_test.shape}; wanted (n, H, W, C) alike")
     classes = len(CHARACTERS) if name == "shakespeare" else int(y_train.max()) + 1
     if y_test.max() >= classes:
         raise UsageError(f"--dataset {name}: test holds label {y_test.max()}, train only 0 to {classes - 1}")
+    y_train, y_test = y_train.astype(np.int64), y_test.astype(np.int64)
     tensors = [torch.as_tensor(np.ascontiguousarray(a)) for a in (x_train, y_train, x_test, y_test)]
     mean = std = None
     if tensors[0].dtype == torch.uint8:
@@ -312,7 +315,7 @@ def _resident(name: str, arrays: tuple, device: str, size: int | None) -> Data:
         std = ((count @ value.square()) / count.sum(1) - mean.square()).clamp(min=1).sqrt()
         mean, std = mean.to(device), std.to(device)
     x_train, y_train, x_test, y_test = (t.to(device) for t in tensors)
-    return Data(x_train, y_train.long(), x_test, y_test.long(), classes, mean, std, owner)
+    return Data(x_train, y_train, x_test, y_test, classes, mean, std, owner)
 
 
 # -------------------------------------------------------------------------------------------------------- partitions
@@ -717,6 +720,8 @@ def build_model(name: str, data: Data, device="cpu", dtype=torch.float32, width=
     text = data.x_train.dtype == torch.int64
     if text != (name == "lstm"):
         raise UsageError(f"--model {name}: {'text needs --model lstm' if text else 'lstm reads text, not images'}")
+    if text and projection:
+        raise UsageError("--base moon: not for --model lstm")
     side, channels = (0, 0) if text else (data.x_train.shape[1], data.x_train.shape[3])
     if not text and (data.x_train.shape[2] != side or side < 16 or (name in SIDE and side != 32)):
         wanted = "32x32" if name in SIDE else "at least 16x16, square"
@@ -798,7 +803,7 @@ def train(
     """Trains K clients by SGD over their index schedules, many of them in one pass.
 
     start       theta (P,) for all, or (K, P)
-    batches     for each client an integer array (T_k, B) of training samples, -1 where a batch is short
+    batches     for each client an integer array (T_k, B) of training samples, a short batch filled with -1 at its end
     lr          eta, or its schedule over local steps
     proximal    mu of FedProx: adds mu (y - x) to the gradient
     correction  (K, trainable), added to every gradient (SCAFFOLD, VRL-SGD)
@@ -810,9 +815,9 @@ def train(
     per_client  tensors (K, ...), per_step lists of arrays (T_k, ...); both appear in step.extra, cut to the live clients
     augment     (uint8 images (K, B, H, W, C), extra) -> images, before normalisation
     chunk       clients stacked at once (0: chosen for the net and device); a plain net always takes 1
-    seeds       of dropout, one per client
+    seeds       of dropout, one per client; clients that are stacked share the first one's
     """
-    steps = np.array([len(b) for b in batches])
+    steps = np.array([len(b) for b in batches], dtype=int)
     lr = np.full(max(steps.max(initial=0), 1), lr) if np.isscalar(lr) else np.asarray(lr)
     order = np.argsort(-steps, kind="stable")  # so that the clients still training are always a prefix
     chunk = 1 if model.plain else chunk or model.default_chunk()
@@ -1267,13 +1272,15 @@ class Config:
         "dirichlet", "samples over clients", choices=("iid", "label-skew", "dirichlet", "dirichlet-client", "natural")
     )
     alpha: float = opt(0.1, "Dirichlet concentration: small is heterogeneous", low=1e-3, high=1e6)
-    min_size: int = opt(1, "fewest samples of a client; poorer ones are filled from the largest", low=1)
-    parts: int = opt(0, "cut the data into this many parts and keep `clients` of them (0: no part is left out)", low=0)
+    min_size: int = opt(1, "fewest samples of a client; poorer ones are filled from the largest", low=1, high=1_000_000)
+    parts: int = opt(
+        0, "cut the data into this many parts and keep `clients` of them (0: no part is left out)", low=0, high=10_000_000
+    )
     clients: int = opt(100, "M, all clients", low=1, high=10_000_000)
-    clients_per_round: int = opt(10, "clients selected in a round", low=1)
-    rounds: int = opt(100, "communication rounds", low=1)
-    epochs: int = opt(10, "E, local epochs", low=1)
-    batch_size: int = opt(10, "B, local batch", low=1)
+    clients_per_round: int = opt(10, "clients selected in a round", low=1, high=1_000_000)
+    rounds: int = opt(100, "communication rounds", low=1, high=1_000_000)
+    epochs: int = opt(10, "E, local epochs", low=1, high=100_000)
+    batch_size: int = opt(10, "B, local batch", low=1, high=65_536)
     lr: float = opt(0.01, "eta, the clients' learning rate", above=0)
     momentum: float = opt(0.0, "of the clients' SGD, fresh every round (0: none)", low=0, below=1)
     weight_decay: float = opt(0.0, "of the clients' SGD (0: none)", low=0)
@@ -1286,8 +1293,8 @@ class Config:
     threads: int = opt(0, "torch threads of each process (0: the processor's cores shared out)", low=0, high=1024)
     device: str = opt("auto", "auto takes the GPU where there is one", choices=("auto", "cpu", "cuda"))
     dtype: str = opt("float32", "of weights and arithmetic", choices=("float32", "float64"))
-    chunk: int = opt(0, "clients trained as one net (0: chosen for the net and device)", low=0)
-    eval_every: int = opt(1, "rounds between tests; the last round is always tested", low=1)
+    chunk: int = opt(0, "clients trained as one net (0: chosen for the net and device)", low=0, high=1_000_000)
+    eval_every: int = opt(1, "rounds between tests; the last round is always tested", low=1, high=1_000_000)
     on_nonfinite: str = opt(
         "stop", "a NaN or infinite client update: end the run, or leave the client out", choices=("stop", "drop")
     )
@@ -1299,6 +1306,8 @@ class Config:
         """Raises UsageError where flags contradict one another."""
         if self.clients_per_round > self.clients:
             raise UsageError(f"--clients-per-round {self.clients_per_round}: more than --clients {self.clients}")
+        if -1 < self.mu < 0:
+            raise UsageError(f"--mu {self.mu}: wanted a number >= 0, or -1 for the base's own default")
         if self.parts and self.parts < self.clients:
             raise UsageError(f"--parts {self.parts}: fewer than --clients {self.clients}")
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -1331,7 +1340,12 @@ def parse(config_class: type, presets: dict, doc: str, argv: Sequence[str] | Non
             print(f"{name:<16} {description}\n{'':16} {_flags(flags)} {_flags(sweep)}".rstrip())
         sys.exit(0)
     _, flags, sweep = presets[preset] if preset else ("", {}, {})
+    for name, values in given.items():
+        if isinstance(values, list) and len(set(values)) < len(values):
+            parser.error(f"argument --{name.replace('_', '-')}: a value is given twice")
     config = config_class(**{**flags, **given})
+    if config.threads == 0:  # the number is part of what a run is: sums depend on it
+        config.threads = max(1, (os.cpu_count() or 1) // (config.jobs * world()[1]))
     config.check()
     return config, {name: values for name, values in sweep.items() if name not in given}
 
@@ -1384,10 +1398,10 @@ def _convert(meta: dict, text: str):
     if kind is str:
         return value
     low, above, high, below = (meta[limit] for limit in ("low", "above", "high", "below"))
+    if kind is float and not math.isfinite(value) and not (meta["infinite"] and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
     inside = (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high)
-    inside = (
-        inside and (below is None or value < below) and (math.isfinite(value) or (meta["infinite"] and not math.isnan(value)))
-    )
+    inside = inside and (below is None or value < below)
     if not inside:
         raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
     return value
@@ -1453,7 +1467,9 @@ class Run:
 
     def finished(self, method: str) -> dict:
         """The checkpoint of another method in the same setting and trial, for an arm that depends on it."""
-        return load_checkpoint(Run(self.config, method, self.setting, self.trial, self.folder).path)
+        if world()[1] > 1:  # rank 0 may still be writing it
+            dist.barrier()
+        return load_checkpoint(Run(self.config, method, self.setting, self.trial, self.folder).path, self.config.device)
 
     def cached(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """A tensor that all arms of the trial share (an expert, say): made once, then read from the run's folder."""
@@ -1479,9 +1495,9 @@ class Run:
 
         first = 0
         if self.config.resume and self.path.exists():
-            saved = load_checkpoint(self.path)
+            saved = load_checkpoint(self.path, self.config.device)
             first, self.rows, self.uploads, self.seconds = (saved[k] for k in ("round", "rows", "uploads", "seconds"))
-            _restore(state, saved["state"], self.config)
+            _restore(state, saved["state"])
         name = " ".join(part for part in (self.setting, self.method, f"trial {self.trial + 1}/{self.config.trials}") if part)
         quiet = self.config.jobs > 1 or world()[0] > 0
         with tqdm(total=self.config.rounds, initial=first, desc=name, disable=quiet, leave=False, unit="round") as bar:
@@ -1534,14 +1550,14 @@ class Run:
             write_atomically(self.path, lambda file: torch.save(content, file))
 
 
-def _restore(state: dict, saved: dict, config: Config) -> None:
+def _restore(state: dict, saved: dict) -> None:
     """Fills `state` in place, so that objects which share its inner dicts (the base's state) see the restored values."""
     for key in list(state):
         if key not in saved:
             del state[key]
     for key, value in saved.items():
         if isinstance(value, dict) and isinstance(state.get(key), dict):
-            _restore(state[key], value, config)
+            _restore(state[key], value)
         else:
             state[key] = value
 
@@ -1556,10 +1572,10 @@ def write_atomically(path: Path, write: Callable) -> None:
     os.replace(temporary, path)
 
 
-def load_checkpoint(path: Path) -> dict:
+def load_checkpoint(path: Path, device: str = "cpu") -> dict:
     """Raises UsageError where the file is damaged, and leaves it untouched."""
     try:
-        saved = torch.load(path, weights_only=True, map_location=resolve_device("auto"))
+        saved = torch.load(path, weights_only=True, map_location=resolve_device(device))
         return {name: saved[name] for name in ("round", "rows", "uploads", "seconds", "state")}
     except FileNotFoundError:
         raise UsageError(f"no checkpoint at {path}") from None
@@ -1576,7 +1592,7 @@ def resolve_device(name: str) -> str:
 
 def setting_up(config: Config) -> tuple[Data, str, torch.dtype]:
     """(data, device, dtype) of a run, with the process's thread count set."""
-    torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // (config.jobs * world()[1])))
+    torch.set_num_threads(max(config.threads, 1))
     device = resolve_device(config.device)
     return (
         load_data(config.dataset, config.data_dir, device, SIDE.get(config.model)),
@@ -1608,6 +1624,8 @@ def ranks_of_torchrun():
     try:
         yield
     except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error) or "onnection" in str(error)):
+            raise
         raise RankError(
             f"rank {world()[0]}: another rank is gone ({str(error).splitlines()[0][:100]}); go on with --resume"
         ) from None
@@ -1642,20 +1660,18 @@ def _failed(error: Exception, status: int) -> int:
 
 def _launch(config, sweep, methods, federate, figure, second, command) -> None:
     folder = Path(config.out or Path("runs") / Path(command[0]).stem)
-    if world()[0] == 0:
-        _prepare(folder, config)
-    if world()[1] > 1:
-        if config.jobs > 1:
-            raise UsageError("--jobs: under torchrun the ranks share each run; leave --jobs at 1")
-        dist.barrier()
     work = [
         (dataclasses.replace(config, **flags), method, setting, trial)
         for setting, flags in _settings(sweep)
         for method in methods(dataclasses.replace(config, **flags))
         for trial in range(config.trials)
     ]
-    for each, *_ in work:
-        each.check()
+    for each in {repr(each): each for each, *_ in work}.values():
+        _possible(each)  # before a folder is touched
+    if world()[0] == 0:
+        _prepare(folder, config)
+    if world()[1] > 1:
+        dist.barrier()
     waves = [[w for w in work if w[1] not in second], [w for w in work if w[1] in second]]
     begun, rows, interrupted = time.perf_counter(), [], None
     signal.signal(signal.SIGTERM, _terminated)
@@ -1702,6 +1718,17 @@ def _settings(sweep: dict):
     return settings
 
 
+def _possible(config: Config) -> None:
+    """Raises UsageError where data, net, clients or processes do not fit together."""
+    config.check()
+    data, device, dtype = setting_up(config)
+    build_model(config.model, data, device, dtype, config.width)
+    if config.partition != "natural" and max(config.parts, config.clients) * config.min_size > len(data.y_train):
+        raise UsageError(f"--clients {config.clients}: the training set has only {len(data.y_train)} samples")
+    if world()[1] > 1 and config.jobs > 1:
+        raise UsageError("--jobs: under torchrun the ranks share each run; leave --jobs at 1")
+
+
 def _prepare(folder: Path, config: Config) -> None:
     """The run's folder: a fresh one, or the one to resume, whose flags must be the same."""
     flags = dataclasses.asdict(config)
@@ -1715,6 +1742,8 @@ def _prepare(folder: Path, config: Config) -> None:
             if name not in FREE_ON_RESUME and before.get(name) != value:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--resume: --{flag} was {before.get(name)!r} in {folder}, now it is {value!r}")
+    elif config.resume and any((folder / "checkpoints").glob("*.pt")):
+        raise UsageError(f"--resume: {folder} has checkpoints but no config.json to compare the flags with")
     elif config.resume:
         say(f"--resume: no run in {folder} yet, starting from the beginning")
     else:
@@ -1800,13 +1829,20 @@ def per_trial(rows: list[dict], setting: str, method: str) -> dict[str, np.ndarr
     return {name: np.array(values, dtype=float) for name, values in figures.items()}
 
 
-def paired(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-    """Mean of a - b over trials with its two-sided 95 % Student interval (nan for one trial)."""
+def paired(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
+    """Mean of a - b over trials with its two-sided 95 % Student interval (None for one trial)."""
     from scipy.stats import t
 
     d = a - b
-    half = t.ppf(0.975, len(d) - 1) * d.std(ddof=1) / math.sqrt(len(d)) if len(d) > 1 else math.nan
+    if len(d) < 2:
+        return {"mean": float(d.mean()), "low": None, "high": None, "trials": len(d)}
+    half = t.ppf(0.975, len(d) - 1) * d.std(ddof=1) / math.sqrt(len(d))
     return {"mean": float(d.mean()), "low": float(d.mean() - half), "high": float(d.mean() + half), "trials": len(d)}
+
+
+def interval(d: dict) -> str:
+    """'+1.20 [+0.30, +2.10]' from what `paired` returns; without the brackets for one trial."""
+    return f"{d['mean']:+.2f}" + ("" if d["low"] is None else f" [{d['low']:+.2f}, {d['high']:+.2f}]")
 
 
 def spread(values: np.ndarray) -> dict[str, float]:
@@ -1841,8 +1877,7 @@ def report(rows, config, folder: Path, command, seconds: float) -> dict:
         for other in methods[1:]:
             differences[other] = {n: paired(figures[first][n], figures[other][n]) for n in ("final", "last10")}
             final, last10 = differences[other]["final"], differences[other]["last10"]
-            intervals = [f"{d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]" for d in (final, last10)]
-            print(f"{first} - {other}: final {intervals[0]}, last 10 {intervals[1]} (paired, 95 %)")
+            print(f"{first} - {other}: final {interval(final)}, last 10 {interval(last10)} (paired, 95 %)")
         summary["paired"][setting] = {f"{first} - {other}": d for other, d in differences.items()}
     write_atomically(folder / "summary.json", lambda file: file.write(json.dumps(summary, indent=1).encode()))
     return summary

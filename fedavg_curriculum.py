@@ -66,7 +66,7 @@ def pacing(family: str, t: np.ndarray, T: int, N: int, a: float, b: float) -> np
         "linear": x,
         "quadratic": x**2,
         "root": np.sqrt(x),
-        "step": np.floor(x),
+        "step": np.floor(x + 1e-9),
         "exponential": np.expm1(10 * x) / np.expm1(10),
     }[family]
     return np.clip(np.floor(N * b + N * (1 - b) * share + 1e-9).astype(int), 1, N)  # 1e-9: 399 must not become 398.99...
@@ -83,7 +83,7 @@ def difficulty(config, model, theta_g, held, expert, data, shards, clients) -> l
     G = common.score(model, theta_g, data, own, config.chunk)
     L = list(G)
     back = [k for k, m in enumerate(clients) if int(m) in held]
-    if back and config.score.startswith("L"):
+    if back:
         stale = torch.stack([held[int(clients[k])] for k in back])
         for k, scores in zip(back, common.score(model, stale, data, [own[k] for k in back], config.chunk), strict=True):
             L[k] = scores
@@ -151,7 +151,7 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
     """Algorithm 1 for the order `run.method`."""
     order, streams = run.method, run.streams
     _, device, dtype = common.setting_up(config)
-    model = common.build_model(config.model, data, device, dtype, config.width)
+    model = common.build_model(config.model, data, device, dtype, config.width, projection=config.base == "moon")
     shards = common.client_shards(config, data, streams)
     sizes = np.array([len(shard) for shard in shards])
     base = common.BASES[config.base](config, model, config.clients)
@@ -165,14 +165,14 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
     state = {"weights": model.init(streams.seed("init")), "base": base.state, "held": {}}  # theta_g^0
     for t in run.rounds(state):
         clients = common.select(config, config.clients_per_round, streams, t)  # S_t
-        theta_g = state["weights"]
+        theta_g = base.start(state["weights"], clients)
         keys = [None] * len(clients)
         if scored:
             keys = difficulty(config, model, theta_g, state["held"], expert, data, shards, clients)
         batches = [schedule(config, order, shards[m], k, streams, t, m) for m, k in zip(clients, keys, strict=True)]
         update = common.train(  # theta_m <- train(theta_g, {x_1, ..., x_g(t)}) for every m at once
             model,
-            base.start(theta_g, clients),
+            theta_g,
             data,
             batches,
             lr=eta,
@@ -180,10 +180,10 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
             weight_decay=config.weight_decay,
             chunk=config.chunk,
             seeds=[streams.seed("dropout", t, m) for m in clients],
-            **base.client(theta_g, clients),
+            **base.client(state["weights"], clients),
         )
         clients, update = run.finite(t, clients, update)
-        state["weights"] = base.aggregate(theta_g, update, clients, sizes[clients])  # theta_g^{t+1}
+        state["weights"] = base.aggregate(state["weights"], update, clients, sizes[clients])  # theta_g^{t+1}
         if scored and config.score.startswith("L"):
             state["held"].update({int(m): theta_m.clone() for m, theta_m in zip(clients, update.weights, strict=True)})
         tested = common.evaluate(model, base.models(state["weights"]), data) if run.due(t) else {}
