@@ -81,8 +81,8 @@ class RankError(Exception):
 class Streams:
     """Independent generators keyed on (seed, trial, purpose, round, client, ...).
 
-    One purpose is always used with the same number of keys. Because no draw depends on how many were made before it, evaluating more often, another order of the arms, another
-    number of processes and a resumed run change no bit.
+    One purpose is always used with the same number of keys. Because no draw depends on how many were made before it,
+    evaluating more often, another order of the arms, another number of processes and a resumed run change no bit.
     """
 
     def __init__(self, seed: int, trial: int = 0):

@@ -51,7 +51,8 @@ class Config(common.Config):
     refresh: str = opt("pass", "re-read the prefix when a pass over it ends, or at every step", choices=("pass", "step"))
     lr_alpha: float = opt(0.0, "alpha of eta_i = eta (1 + alpha i)^-p over local steps (0: constant)", low=0)
     lr_power: float = opt(0.75, "p of eta_i (0: constant)", low=0)
-    expert_epochs: int = opt(5, "central epochs of the expert that E scores with", low=1)
+    expert_epochs: int = opt(5, "central epochs of the expert that E scores with", low=1, high=1000)
+    dissimilarity: bool = opt(False, "log the gradient dissimilarity of the easiest, all and hardest samples in every round")
 
 
 # ------------------------------------------------------------------------------------------------------ the curriculum
@@ -144,6 +145,32 @@ def schedule(config, order, shard, keys, streams, t, m) -> np.ndarray:
     return paced_batches(ordered, g, config.batch_size, config.refresh, streams("batches", t, m))
 
 
+def dissimilarity(model, theta_g, data, chosen: list[np.ndarray], chunk: int) -> float:
+    """Lambda = sum_m q_m ||grad f_m||^2 / ||sum_m q_m grad f_m||^2 >= 1 over the clients' chosen samples, at theta_g (P,).
+
+    1 means that all clients pull the same way (Section 3.3: easy prefixes are closer in distribution).
+    """
+    longest = max(len(index) for index in chosen)
+    batches = [np.pad(index, (0, longest - len(index)), constant_values=-1)[None] for index in chosen]
+    step = common.train(model, theta_g, data, batches, lr=1.0, chunk=chunk)  # one step of length 1: theta - y_m = grad f_m
+    gradients = (theta_g - step.weights)[:, : model.trainable]
+    q = torch.as_tensor([len(index) for index in chosen], dtype=gradients.dtype, device=gradients.device)
+    q = q / q.sum()
+    return float(q @ gradients.square().sum(1) / (q @ gradients).square().sum())
+
+
+def dissimilarities(config, model, theta_g, data, shards, clients, streams, t) -> dict[str, float]:
+    """Lambda over each client's easiest fraction b, all, and the hardest fraction b of its samples, by loss under theta_g."""
+    keys = [loss for loss, _ in common.score(model, theta_g, data, [shards[m] for m in clients], config.chunk)]
+    parts = {"easy": [], "all": [], "hard": []}
+    for m, k in zip(clients, keys, strict=True):
+        ordered = sort(shards[m], k, "curriculum", streams("ties", t, m))
+        prefix = max(1, int(config.pacing_b * len(ordered)))
+        for name, chosen in (("easy", ordered[:prefix]), ("all", ordered), ("hard", ordered[-prefix:])):
+            parts[name].append(chosen)
+    return {f"lambda_{name}": dissimilarity(model, theta_g, data, chosen, config.chunk) for name, chosen in parts.items()}
+
+
 # ---------------------------------------------------------------------------------------------------------- the rounds
 
 
@@ -166,6 +193,9 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
     for t in run.rounds(state):
         clients = common.select(config, config.clients_per_round, streams, t)  # S_t
         theta_g = base.start(state["weights"], clients)
+        measured = {}
+        if config.dissimilarity:
+            measured = dissimilarities(config, model, state["weights"], data, shards, clients, streams, t)
         keys = [None] * len(clients)
         if scored:
             keys = difficulty(config, model, theta_g, state["held"], expert, data, shards, clients)
@@ -187,7 +217,7 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
         if scored and config.score.startswith("L"):
             state["held"].update({int(m): theta_m.clone() for m, theta_m in zip(clients, update.weights, strict=True)})
         tested = common.evaluate(model, base.models(state["weights"]), data) if run.due(t) else {}
-        run.record(t, clients=len(clients), **tested, train_loss=float(update.loss.mean()))
+        run.record(t, clients=len(clients), **tested, train_loss=float(update.loss.mean()), **measured)
 
 
 # ------------------------------------------------------------------------------------------------ figure, presets, main
