@@ -170,6 +170,57 @@ def test_the_certificate_is_the_recursion_run_forward(form):
     assert contraction * 2.0 + floor == pytest.approx(E)
 
 
+def test_lemmas_are_the_sums_over_clients_they_state(rng):
+    mu, L, a, B, M, s, Q = 0.2, 1.0, 0.03, 0.4, 0.6, 0.3, 3
+    f, theta = kinked(mu, L), rng.standard_normal((Q, 1))
+    clients, x = Clients(f, theta), theta[:, 0]
+    gaps = [float(f.value(point)) for point in theta]
+    mean = sum(x) / Q
+    V = sum((x_k - mean) ** 2 for x_k in x) / Q
+    gap_of_mean = float(f.value(np.array([mean])))
+    lemma3 = mean**2 + sum(2 * a / Q * ((a * L - 0.5) * F - mu / 2 * p**2) for F, p in zip(gaps, x, strict=True))
+    lemma4 = (1 - a * mu) * mean**2 - a / 2 * gap_of_mean + 2 * a * L * V + a**2 * ((3 + 2 * M) * B + 3 * s**2) / Q
+    noise = a**2 / Q * (2 * M * B + s**2)
+    fixed4 = (1 - a * mu) * mean**2 + 2 * a * L * V + noise - a * (1 - 2 * a * L * (1 + 2 * M / Q)) * sum(gaps) / Q
+    equation5 = 2 * (3 + 2 * M) * L * sum(gaps) / Q + (3 + 2 * M) * B + 3 * s**2
+    lemma2 = (3 + 2 * M) / Q**2 * sum(2 * L * F + B for F in gaps) + 3 * s**2 / Q
+    fixed2 = sum(M * (4 * L * F + 2 * B) + s**2 for F in gaps) / Q**2
+    assert bounds.lemma2_printed(clients.gaps, B, L, M, s) == pytest.approx(lemma2)
+    assert bounds.lemma2_corrected(clients.gaps, B, L, M, s) == pytest.approx(fixed2)
+    assert bounds.lemma3_printed(clients, a) == pytest.approx(lemma3 + 2 * a * L * V)
+    assert bounds.lemma4_printed(clients, a, B, M, s) == pytest.approx(lemma4)
+    assert bounds.lemma4_corrected(clients, a, B, M, s) == pytest.approx(fixed4)
+    assert bounds.equation5_printed(clients, B, M, s) == pytest.approx(equation5)
+    lemma5 = (1 - a * mu / 2) * V + a**2 * equation5
+    arguments = (f, V, sum(gaps) / Q, a, B, M, s)
+    assert bounds.lemma5_printed(*arguments) == pytest.approx(lemma5 + a * B**2 / mu)
+    assert bounds.lemma5_proof(*arguments) == pytest.approx(lemma5 + 2 * a * B / mu)
+    spread = a**2 * (1 - 1 / Q) * (4 * M * L * sum(gaps) / Q + 2 * M * B + s**2)
+    for form, drift in (
+        ("contraction", (1 - a * mu) * V + a * B / mu),
+        ("growth", 1.5 * (1 - a * mu) ** 2 * V + 3 * a**2 * B),
+    ):
+        assert bounds.lemma5_corrected(*arguments, Q, 2, form) == pytest.approx(drift + spread)
+
+
+def test_corrected_lemmas_hold_on_random_states(rng):
+    for _ in range(1000):
+        clients, biases, a, B, M, s = problems.random_state(rng)
+        step, Q, above = one_step(clients, biases, a, M, s), len(biases), 1 + 1e-9
+        assert (step.second <= bounds.lemma1_corrected(clients.gaps, B, 1.0, M, s) * above + check.ZERO).all()
+        assert step.off_mean <= bounds.lemma2_corrected(clients.gaps, B, 1.0, M, s) * above + check.ZERO
+        assert bounds.lemma4_corrected(clients, a, B, M, s) * above + check.ZERO >= step.E
+        for form in ("contraction", "growth"):
+            bound = bounds.lemma5_corrected(clients.f, clients.V, clients.gaps.mean(), a, B, M, s, Q, 3, form)
+            assert bound * above + check.ZERO >= step.V
+
+
+def test_the_closed_form_in_numbers():
+    problem = make_problem(quadratic([0.5, 1.0]), [1.0, 1.0], np.full((3, 4), 0.2), 0.3, opposed(2, 2), s=0.6)
+    floor = 0.2 * 0.36 / (0.5 * 2) + 4 * 1.0 / 0.5 * (0.8**2 * 0.3 + 4 * 0.04 * 0.36)  # a N = .8 < 1 / mu = 2
+    assert bounds.theorem1_closed(problem) == pytest.approx([2 * 0.9 ** (4 * t) + floor for t in range(3)])
+
+
 def test_theorem2_forms_are_the_sums_they_state():
     rng = np.random.default_rng(3)
     problem = make_problem(rational(2), [1.0, -2.0], rng.uniform(0.01, 0.2, (3, 4)), 0.1, zero_sum(rng, 3, 2), s=0.7)

@@ -119,6 +119,7 @@ def plot_ergodic(out):
     right.loglog(T, rates / np.sqrt(T), "o", color=MEASURED, label="measured, biased and noisy")
     right.loglog(T, np.mean(rates) / np.sqrt(T), color="gray", label=f"{np.mean(rates):.2f} / √T")
     plain_ticks(right, T)
+    right.set_yticks([0.02, 0.05, 0.1, 0.2], ["0.02", "0.05", "0.1", "0.2"])
     right.set(xlabel="rounds T", ylabel="average ‖∇f‖²", title="α = 0.3 / √T")
     right.legend(fontsize=8)
     save(figure, out / "ergodic.png")
@@ -127,15 +128,19 @@ def plot_ergodic(out):
 def plot_spectra(out):
     """Hessian eigenvalues on easy, all and hard samples: one network in full, and the lowest one of every network."""
     figure, (left, right) = panels(2)
-    results = [problems.spectra_of(seed, 1000)[0] for seed in range(20)]
+    results = [problems.spectra_of(seed, 1000)[0] for seed in range(problems.SEEDS)]
     order = np.argsort([values["all"][0] for values in results])
     for name, color in (("easy", CORRECTED), ("all", "gray"), ("hard", PRINTED)):
         left.plot(results[0][name], ".-", color=color, label=name)
         right.plot([results[seed][name][0] for seed in order], "o", ms=4, color=color, label=name)
     left.set_yscale("symlog", linthresh=1e-3)
     left.set(xlabel="eigenvalue number", ylabel="eigenvalue of H_S", title="one tanh network after 1000 steps")
-    right.set(xlabel="network, sorted by λ_min on all", ylabel="λ_min(H_S)", title="the lowest eigenvalue, 20 networks")
-    right.set_xticks(range(0, 20, 5))
+    right.set(
+        xlabel="network, sorted by λ_min on all",
+        ylabel="λ_min(H_S)",
+        title="the lowest one of every network",
+    )
+    right.set_xticks(range(0, problems.SEEDS, 5))
     for axis in (left, right):
         axis.axhline(0, color="gray", lw=0.8)
         axis.legend(fontsize=8)

@@ -22,6 +22,8 @@ from theory.model import (
     zero_sum,
 )
 
+SEEDS = 20  # networks for the Hessian remark
+
 # ---- counterexamples, each small enough to check by hand ----
 
 
