@@ -50,7 +50,7 @@ class Config(common.Config):
     score: str = opt("G", "difficulty: loss of the global (G) or of a central expert model (E, an oracle)", choices=("G", "E"))
     f_ord: float = opt(1.0, "fraction of the samples dealt by difficulty (0: none, clients are alike)", low=0, high=1)
     stratify: bool = opt(True, "deal by difficulty within each class, so that class counts stay (off: over all samples)")
-    expert_epochs: int = opt(2, "central epochs of the expert that deals the data, and scores under E", low=1)
+    expert_epochs: int = opt(2, "central epochs of the expert that deals the data, and scores under E", low=1, high=1000)
     client_sampling: str = opt("pool", "vanilla clients: all in turn, or drawn anew every round", choices=("pool", "uniform"))
     pacing: str = opt("linear", "shape of both pacing functions", choices=PACINGS)
     client_a: float = opt(0.8, "fraction of the budget until all clients are in (0: at once)", low=0, high=1e6)
@@ -91,8 +91,7 @@ def reconstitute(shards, labels, loss, f: float, rng: np.random.Generator) -> li
         pi_c = pi_c[np.argsort(loss[pi_c], kind="stable")]  # easy first
         N = np.array([(labels[shard] == c).sum() for shard in shards])  # N_ic
         first = np.floor(f * N + 1e-9).astype(int)  # 1e-9: .29 of 100 is 29, not 28
-        begin = np.cumsum(N) - N  # o_ic = sum_{j < i} N_jc
-        ordered = [pi_c[o : o + k] for o, k in zip(begin, first, strict=True)]
+        ordered = [pi_c[o : o + k] for o, k in zip(np.cumsum(N) - N, first, strict=True)]  # o_ic = sum_{j < i} N_jc
         left = rng.permutation(np.setdiff1d(pi_c, np.concatenate(ordered)))
         rest = np.split(left, np.cumsum(N - first)[:-1])
         for own, parts in zip(dealt, zip(ordered, rest, strict=True), strict=True):
@@ -125,7 +124,7 @@ def pacing(family: str, t: np.ndarray, T: int, N: int, a: float, b: float) -> np
         "linear": x,
         "quadratic": x**2,
         "root": np.sqrt(x),
-        "step": np.floor(x),
+        "step": np.floor(x + 1e-9),
         "exponential": np.expm1(10 * x) / np.expm1(10),
     }[family]
     return np.clip(np.floor(N * b + N * (1 - b) * share + 1e-9).astype(int), 1, N)
@@ -179,7 +178,7 @@ def refill(queue: np.ndarray, ranked: np.ndarray, K: int, rng: np.random.Generat
 
 
 def client_losses(config, model, theta_g, expert_loss, data, shards) -> np.ndarray:
-    """L_m (M,), the mean loss over all of client m's samples (Eq. 1)."""
+    """L_m (M,), the mean loss over all of client m's samples (Eq. 1). theta_g (P,), or (M, P) where models stay apart."""
     if config.score == "E":
         return np.array([expert_loss[shard].mean() for shard in shards])
     return np.array([loss.mean() for loss, _ in common.score(model, theta_g, data, shards, config.chunk)])
@@ -208,7 +207,8 @@ def select(config: Config, order: str, state: dict, score, streams: common.Strea
 def deal(config, model, data, run) -> tuple[list[np.ndarray], np.ndarray, torch.Tensor]:
     """The trial's clients after Algorithm 2, the expert's loss of every sample (n,), and difficulty before, after (2, M, 2)."""
     base = common.client_shards(config, data, run.streams)
-    expert = run.cached("expert", lambda: common.train_centrally(model, data, config.expert_epochs, config, run.streams))
+    shared = common.Run(config, run.method, "", run.trial, run.folder)  # no preset sweeps what the expert depends on
+    expert = shared.cached("expert", lambda: common.train_centrally(model, data, config.expert_epochs, config, run.streams))
     [(loss, _)] = common.score(model, expert, data, [np.arange(len(data.y_train))], config.chunk)
     labels = data.y_train.cpu().numpy() if config.stratify else np.zeros(len(loss), dtype=np.int64)
     shards = reconstitute(base, labels, loss, config.f_ord, run.streams("difficulty"))
@@ -220,7 +220,7 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
     client_order, data_order = ARMS[run.method]
     streams, M = run.streams, config.clients
     _, device, dtype = common.setting_up(config)
-    model = common.build_model(config.model, data, device, dtype, config.width)
+    model = common.build_model(config.model, data, device, dtype, config.width, projection=config.base == "moon")
     shards, expert_loss, table = deal(config, model, data, run)
     sizes = np.array([len(shard) for shard in shards])
     base = common.BASES[config.base](config, model, M)
@@ -229,23 +229,24 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
 
     state = {"weights": model.init(streams.seed("init")), "base": base.state, "difficulty": table}
     state |= {"queue": [], "pool": M, "updates": 0, "downloads": 0, "scalars": 0}
-    ranks, sorts = (order in ("curriculum", "anti") for order in (client_order, data_order))
+    ranks, sorts = (order in ("curriculum", "anti") for order in ARMS[run.method])
     if config.score == "E" and (ranks or sorts):  # the expert is sent once; its scores never change
         state |= {"downloads": M, "scalars": M * ranks}
     for t in run.rounds(state):
         theta_g = state["weights"]
-        score = functools.partial(client_losses, config, model, theta_g, expert_loss, data, shards)
+        score = functools.partial(client_losses, config, model, base.start(theta_g, np.arange(M)), expert_loss, data, shards)
         clients = select(config, client_order, state, score, streams, t)
+        start = base.start(theta_g, clients)
         own = [shards[m] for m in clients]
         losses = [expert_loss[shard] for shard in own]
         hardness = float(np.mean([loss.mean() for loss in losses]))
         if sorts and config.score == "G":
-            losses = [loss for loss, _ in common.score(model, theta_g, data, own, config.chunk)]
+            losses = [loss for loss, _ in common.score(model, start, data, own, config.chunk)]
         drawn = zip(own, losses, clients, strict=True)
         batches = [schedule(config, data_order, shard, loss, streams, t, m) for shard, loss, m in drawn]
         update = common.train(
             model,
-            base.start(theta_g, clients),
+            start,
             data,
             batches,
             lr=eta,
@@ -271,7 +272,7 @@ def dealt(rows, config, folder) -> dict[tuple[str, int], np.ndarray]:
     """{(setting, trial): difficulty before and after Algorithm 2 (2, M, 2)}, read back from one arm's checkpoint each."""
     arms = {(row["setting"], row["trial"]): row["method"] for row in rows}
     paths = {key: common.Run(config, method, *key, folder).path for key, method in arms.items()}
-    return {key: common.load_checkpoint(path)["state"]["difficulty"].cpu().numpy() for key, path in paths.items()}
+    return {key: common.load_checkpoint(path)["state"]["difficulty"].numpy() for key, path in paths.items()}
 
 
 def report_consistency(tables, config, folder) -> None:

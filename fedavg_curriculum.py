@@ -12,6 +12,7 @@ What differs from the paper, and why:
 - FedProx keeps a proximal term and SCAFFOLD divides by the step length: the authors' own code does neither.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,14 +146,14 @@ def schedule(config, order, shard, keys, streams, t, m) -> np.ndarray:
     return paced_batches(ordered, g, config.batch_size, config.refresh, streams("batches", t, m))
 
 
-def dissimilarity(model, theta_g, data, chosen: list[np.ndarray], chunk: int) -> float:
+def dissimilarity(model, theta_g, data, chosen: list[np.ndarray], chunk: int, seeds: list[int]) -> float:
     """Lambda = sum_m q_m ||grad f_m||^2 / ||sum_m q_m grad f_m||^2 >= 1 over the clients' chosen samples, at theta_g (P,).
 
     1 means that all clients pull the same way (Section 3.3: easy prefixes are closer in distribution).
     """
     longest = max(len(index) for index in chosen)
     batches = [np.pad(index, (0, longest - len(index)), constant_values=-1)[None] for index in chosen]
-    step = common.train(model, theta_g, data, batches, lr=1.0, chunk=chunk)  # one step of length 1: theta - y_m = grad f_m
+    step = common.train(model, theta_g, data, batches, lr=1.0, chunk=chunk, seeds=seeds)  # theta - y_m = grad f_m
     gradients = (theta_g - step.weights)[:, : model.trainable]
     q = torch.as_tensor([len(index) for index in chosen], dtype=gradients.dtype, device=gradients.device)
     q = q / q.sum()
@@ -165,10 +166,12 @@ def dissimilarities(config, model, theta_g, data, shards, clients, streams, t) -
     parts = {"easy": [], "all": [], "hard": []}
     for m, k in zip(clients, keys, strict=True):
         ordered = sort(shards[m], k, "curriculum", streams("ties", t, m))
-        prefix = max(1, int(config.pacing_b * len(ordered)))
+        prefix = max(1, int(config.pacing_b * len(ordered) + 1e-9))
         for name, chosen in (("easy", ordered[:prefix]), ("all", ordered), ("hard", ordered[-prefix:])):
             parts[name].append(chosen)
-    return {f"lambda_{name}": dissimilarity(model, theta_g, data, chosen, config.chunk) for name, chosen in parts.items()}
+    seeds = [streams.seed("dropout", t, m) for m in clients]
+    measure = functools.partial(dissimilarity, model, theta_g, data, chunk=config.chunk, seeds=seeds)
+    return {f"lambda_{name}": measure(chosen) for name, chosen in parts.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------- the rounds

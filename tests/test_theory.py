@@ -67,9 +67,7 @@ def test_biases_sum_to_zero_with_the_stated_size(rng):
 
 
 def test_schedules_follow_the_printed_orders(rng):
-    orders = {
-        order: schedule(order, 6, 4, mean=0.7, rng=rng) for order in ("client", "data", "anti", "constant", "shuffled")
-    }
+    orders = {order: schedule(order, 6, 4, mean=0.7, rng=rng) for order in ("client", "data", "anti", "constant", "shuffled")}
     for B in orders.values():
         assert B.shape == (6, 4) and (B > 0).all() and B.mean() == pytest.approx(0.7)
     client, data = orders["client"], orders["data"]
@@ -311,9 +309,7 @@ def test_index_shift():
     assert float(f"{bounds.theorem1_printed(problem)[-1]:.2e}") == 2.25e-11
 
 
-@pytest.mark.parametrize(
-    ("Q", "power", "ratio", "digits"), [(100, 2, 0.293, 3), (1000, 2, 0.029, 3), (2304, 1, 0.52, 2)]
-)
+@pytest.mark.parametrize(("Q", "power", "ratio", "digits"), [(100, 2, 0.293, 3), (1000, 2, 0.029, 3), (2304, 1, 0.52, 2)])
 def test_bias_divided_by_the_number_of_clients(Q, power, ratio, digits):
     problem = problems.kinked_problem(Q)
     assert round(bounds.theorem1_printed(problem, power)[-1] / simulate(problem).E[-1], digits) == ratio
@@ -333,9 +329,7 @@ def test_random_participation_leaves_no_bias():
     row = check.check_assumption1()
     assert row.printed == "vacuous"
     K, Q = 5, 3
-    constraints = np.array(
-        [[bin(S)[2:].zfill(K)[k] == "1" for k in range(K)] for S in range(2**K) if bin(S).count("1") == Q]
-    )
+    constraints = np.array([[bin(S)[2:].zfill(K)[k] == "1" for k in range(K)] for S in range(2**K) if bin(S).count("1") == Q])
     assert np.linalg.svd(constraints.astype(float))[1].min() > 0.5  # only b = 0 solves them
     assert np.linalg.matrix_rank(np.ones((1, K))) == 1  # with everyone taking part K - 1 dimensions are free
 
@@ -363,9 +357,7 @@ def test_step_size_reaches_too_far_for_one_and_two_clients():
 def test_lemma5_and_equation6_fail_on_a_common_quadratic():
     problem = problems.common_hessian()
     V = exact_moments(problem).V[0]
-    push = (
-        0.01 * (1 - (1 - 1 / 120) ** np.arange(11)) / 0.1
-    )  # |theta_k| after j steps of theta <- (1 - a mu) theta - a b
+    push = 0.01 * (1 - (1 - 1 / 120) ** np.arange(11)) / 0.1  # |theta_k| after j steps of theta <- (1 - a mu) theta - a b
     assert pytest.approx(push**2) == V
     assert round(check.lemma5_run(problem, lambda *x: bounds.lemma5_printed(*x[:-1])) / V[-1], 3) == 0.325
     assert check.lemma5_run(problem, lambda *x: bounds.lemma5_proof(*x[:-1])) > V[-1]

@@ -243,9 +243,7 @@ def theorem1_closed(problem):
     require(problem.steps == a, "one constant step")
     require(at_most(a, 1 / (2 * f.L)), "alpha <= 1 / (2L)")
     transient = (1 - a * f.mu) ** (N * np.arange(problem.T + 1)) * (problem.theta0**2).sum()
-    return (
-        transient + a * s**2 / (f.mu * problem.Q) + 4 * f.L / f.mu * (min(a * N, 1 / f.mu) ** 2 * B + N * a**2 * s**2)
-    )
+    return transient + a * s**2 / (f.mu * problem.Q) + 4 * f.L / f.mu * (min(a * N, 1 / f.mu) ** 2 * B + N * a**2 * s**2)
 
 
 def bias_sum_printed(problem):

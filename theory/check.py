@@ -270,9 +270,7 @@ def check_noisy_run():
     forms = bounds.theorem2_printed, bounds.theorem2_proof, bounds.theorem2_corrected, bounds.theorem2_uncorrelated
     printed, proof, corrected, uncorrelated = (form(problem) / left for form in forms)
     return [
-        compared(
-            "Theorem 2, no sigma, alpha restored", "violated", printed, corrected, "s = 30 from a stationary point"
-        ),
+        compared("Theorem 2, no sigma, alpha restored", "violated", printed, corrected, "s = 30 from a stationary point"),
         compared("Theorem 2 by its proof", "violated", proof, uncorrelated, "the same problem"),
     ]
 
@@ -308,9 +306,7 @@ def check_sigma():
         printed.append(bounds.sigma_printed(distance, gamma, sigma) / gap)
         corrected.append(bounds.sigma_corrected(distance, gamma, sigma, L=1.0) / gap)
     note = f"the sum lacks 1/T: ratio {printed[0]:.0f} at T = 100, {printed[1]:.0f} at 1000"
-    return compared(
-        "Remark, sigma_t in [39]", "vacuous", min(printed), min(corrected), note, printed[1] > 5 * printed[0]
-    )
+    return compared("Remark, sigma_t in [39]", "vacuous", min(printed), min(corrected), note, printed[1] > 5 * printed[0])
 
 
 def check_dissimilarity():
@@ -447,9 +443,7 @@ def table(rows):
     lines = [f"{'statement':44}{'printed':>9}{'worst ratio':>13}{'corrected':>11}{'worst ratio':>13}  note"]
     for row in rows:
         printed, corrected = ratio(row.printed_ratio), ratio(row.corrected_ratio)
-        lines.append(
-            f"{row.statement:44}{row.printed:>9}{printed:>13}{row.corrected or '':>11}{corrected:>13}  {row.note}"
-        )
+        lines.append(f"{row.statement:44}{row.printed:>9}{printed:>13}{row.corrected or '':>11}{corrected:>13}  {row.note}")
     return "\n".join(lines)
 
 
@@ -463,9 +457,7 @@ class Parser(argparse.ArgumentParser):
 def main(argv=None):
     """Runs every check and figure; returns the exit code."""
     parser = Parser(prog="python -m theory.check", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "figures", metavar="DIR", help="for the output"
-    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", metavar="DIR", help="for the output")
     out = parser.parse_args(argv).out
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,152 @@
+"""python tests/mutate.py [--only common.py ...] [--jobs 2]
+
+Breaks the algorithms on purpose, one sign, term or index at a time, and counts how many of the mutants the tests catch. Each
+mutant is a copy of the project in a temporary folder; the tests of its file run there until the first failure. Lists survivors.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MUTANTS = {
+    "common.py": [
+        ("g.add_(y - self.anchor[:live], alpha=self.proximal)", "g.add_(self.anchor[:live] - y, alpha=self.proximal)"),
+        ("g.add_(y, alpha=self.weight_decay)", "g.sub_(y, alpha=self.weight_decay)"),
+        ("g = self.velocity[:live].mul_(self.momentum).add_(g)", "g = self.velocity[:live].add_(g).mul_(self.momentum)"),
+        ("g.add_(self.correction[:live])", "g.sub_(self.correction[:live])"),
+        ("velocity = momentum * velocity + 1 - proximal * travelled", "velocity = momentum * velocity + 1"),
+        ("velocity = momentum * velocity + 1 - proximal * travelled", "velocity = velocity + 1 - proximal * travelled"),
+        (
+            'return {"correction": self.state["c"] - self.recall("c_i", clients)}',
+            'return {"correction": -self.recall("c_i", clients)}',
+        ),
+        ("c_new = c_i - c + (x - y) / length", "c_new = c_i + (x - y) / length"),
+        ("c_new = c_i - c + (x - y) / length", "c_new = c_i - c + (x - y)"),
+        ("c + len(clients) / self.clients * (c_new - c_i).mean(0)", "c + (c_new - c_i).mean(0)"),
+        ("return x + self.server_lr * (y - x).mean(0)", "return x + self.server_lr * (p @ (y - x))"),
+        ("return x - (p @ length) * (p @ d)", "return x - length.mean() * (p @ d)"),
+        ("d = (x - y) / length[:, None]", "d = x - y"),
+        ('return {"correction": -self.recall("delta", clients)}', 'return {"correction": self.recall("delta", clients)}'),
+        ('self.recall("delta", clients) + (x_hat - y) / length', "(x_hat - y) / length"),
+        ("return self.b2 * v + (1 - self.b2) * delta**2", "return self.b2 * v + delta**2"),
+        ("return v + delta**2", "return v + delta"),
+        ("* torch.sign(v - delta**2)", "* torch.sign(delta**2 - v)"),
+        ("m / (v.sqrt() + self.tau)", "m / (v + self.tau).sqrt()"),
+        ("torch.full_like(x, self.tau**2)", "torch.zeros_like(x)"),
+        ("-F.log_softmax(similar / self.temperature, -1)[..., 0]", "-F.log_softmax(similar / self.temperature, -1)[..., 1]"),
+        ('self.mu * step.extra["known"] * (step.mean * l_con).sum(1)', "self.mu * (step.mean * l_con).sum(1)"),
+        ("return p @ y\n\n    def start", "return y.mean(0)\n\n    def start"),
+        (
+            "self.statistics[:live, 0] += torch.linalg.vector_norm(g, dim=1).square()",
+            "self.statistics[:live, 0] += torch.linalg.vector_norm(g, dim=1)",
+        ),
+        ("self.mean = mask / mask.sum(-1, keepdim=True).clamp(min=1)", "self.mean = mask / mask.shape[-1]"),
+        ("if -size - 1 > min_size:", "if -size > min_size:"),
+    ],
+    "fedavg_curriculum.py": [
+        ("N * b + N * (1 - b) * share", "N * b + (N - b) * share"),
+        ('"quadratic": x**2', '"quadratic": x'),
+        ('"root": np.sqrt(x)', '"root": x'),
+        ("np.expm1(10 * x) / np.expm1(10)", "np.expm1(x) / np.expm1(1)"),
+        ('"step": np.floor(x + 1e-9)', '"step": np.ceil(x)'),
+        ('(1 if order == "curriculum" else -1)', '(-1 if order == "curriculum" else 1)'),
+        ("rng.permutation(np.sort(ordered[:size]))", "rng.permutation(ordered[:size])"),
+        ('"LG": (loss_L + loss_G) / 2', '"LG": loss_L + 0 * loss_G'),
+        ('"L_pred": predicted_L != y', '"L_pred": predicted_G != y'),
+        ("t * T + steps, config.rounds * T", "t + steps, config.rounds * T"),
+        ("np.arange(longest)) ** -config.lr_power", "np.arange(longest)) ** config.lr_power"),
+        ("T = config.epochs * -(-N // config.batch_size)", "T = config.epochs * (N // config.batch_size)"),
+    ],
+    "client_curriculum.py": [
+        ("begin = np.cumsum(N) - N", "begin = np.cumsum(N) - N[0]"),
+        ("np.floor(f * N + 1e-9)", "np.ceil(f * N)"),
+        ("np.cumsum(N - first)[:-1]", "np.cumsum(first)[:-1]"),
+        (
+            "return float(clients[:, 1].mean()), float(clients[:, 0].std())",
+            "return float(clients[:, 0].std()), float(clients[:, 1].mean())",
+        ),
+        ("U = config.rounds * config.clients_per_round", "U = config.rounds"),
+        ("np.concatenate([queue, pool[~waiting], pool[waiting]])", "np.concatenate([queue, pool])"),
+        ("if len(queue) < m:", "if len(queue) <= m:"),
+        ("pool = rng.permutation(np.sort(ranked[:K]))", "pool = ranked[:K]"),
+    ],
+    "fedcl_fgn.py": [
+        ("return (now - before) / before >= delta", "return (now - before) / now >= delta"),
+        ("return (now - before) / before >= delta", "return (now - before) / before > delta + 1e-9"),
+        ("return min(2 * n, most or M) if critical", "return min(2 * n, most or M) if not critical"),
+        ("else max(n // 2, fewest or max(m // 2, 1))", "else max(n // 2, fewest or m)"),
+        ("float(np.mean(history[-2 * w : -w]))", "float(np.mean(history[-2 * w :]))"),
+        ("norms.append(leaf_norms(-log_p_y.mean((1, 2)), net))", "norms.append(leaf_norms(-log_p_y.sum((1, 2)), net))"),
+        ("p[:, y] * leaf_norms(", "1 / data.classes * leaf_norms("),
+        ("n, w = len(values), N / np.sum(N)", "n, w = len(values), np.ones(len(N)) / len(N)"),
+        ("(1 - n / M)))", "1))"),
+        ("var_now + (1 + delta) ** 2 * var_before", "var_now + var_before"),
+    ],
+    "fedcl_gmm_sync.py": [
+        ("b = (ce.detach().double() - tau) / lam", "b = (ce.detach().double() + tau) / lam"),
+        ("return (ce - tau) * s + lam * s.log() ** 2", "return (ce - tau) * s + lam * s.log()"),
+        ("return (ce - tau) * confidence(ce, tau, lam)", "return ce * confidence(ce, tau, lam)"),
+        ("return N[math.ceil(T * len(N) - 1e-9) - 1]", "return N[math.ceil(T * len(N) - 1e-9) - 2]"),
+        ("> v * len(draws) + 1e-9", ">= v * len(draws) - 1e-9"),
+        ('torch.cat([state["own"][state["frozen"]], update.weights]).mean(0)', "update.weights.mean(0)"),
+        ('state["frozen"] = z + 1, t + 1, []', 'state["frozen"] = z + 1, t + 1, state["frozen"]'),
+        ("return torch.exp(-(d1 * d2).mean())", "return torch.exp((d1 * d2).mean())"),
+        ("math.ceil(config.rounds / Z)", "config.rounds"),
+    ],
+    "fedac_art.py": [
+        ("if not any_left", "if any_left"),
+        ("I_x = np.concatenate([x[i], ONE - x[i]])", "I_x = np.concatenate([x[i], x[i]])"),
+        ("meet / (ONE * art_alpha + norm[:J])", "meet / (ONE * art_alpha + norm[:J] ** 0)"),
+        ("art_beta * overlap[j] + (1 - art_beta) * w[j]", "art_beta * overlap[j] + w[j]"),
+        ("own = order[y[order] == c]", "own = np.flatnonzero(y == c)"),
+        ("P1[own] = size[own] < threshold(size[own], quantile)", "P1[own] = size[own] <= threshold(size[own], quantile)"),
+        ("weight[shard] = raw * (len(raw) / raw.sum())", "weight[shard] = raw"),
+        ("np.where(P1[shard], first, second)", "np.where(P1[shard], second, first)"),
+        ("right = torch.where(flip, right.flip(-1), right)", "right = torch.where(flip, right, right.flip(-1))"),
+    ],
+    "theory/bounds.py": [],
+}
+
+
+def caught(name: str, old: str, new: str) -> tuple[bool, str]:
+    """Whether the tests of the file fail on the mutant, and the name of the test that caught it."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "project"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "runs", "results", "__pycache__", "data"))
+        path = copy / name
+        text = path.read_text()
+        assert text.count(old) == 1, f"{name}: {old!r} stands there {text.count(old)} times"
+        path.write_text(text.replace(old, new))
+        tests = "tests/test_theory.py" if name.startswith("theory") else f"tests/test_{path.stem}.py"
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", tests]
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+        failed = [
+            line.split("::")[-1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
+        ]
+        return done.returncode == 1, failed[0] if failed else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=list(MUTANTS), choices=MUTANTS)
+    parser.add_argument("--jobs", type=int, default=2)
+    flags = parser.parse_args()
+    work = [(name, old, new) for name in flags.only for old, new in MUTANTS[name]]
+    for name, old, _ in work:  # a mutant that no longer fits its file is a mistake of this list
+        assert (ROOT / name).read_text().count(old) == 1, f"{name}: {old!r}"
+    count = 0
+    with ThreadPoolExecutor(flags.jobs) as pool:
+        for (name, old, new), (dead, test) in zip(work, pool.map(lambda w: caught(*w), work), strict=True):
+            count += dead
+            print(f"{'caught' if dead else 'SURVIVED'}: {name}: {old.strip()} -> {new.strip()} {test}", flush=True)
+    print(f"{count} of {len(work)} mutants caught")
+    sys.exit(count < 0.95 * len(work))
+
+
+if __name__ == "__main__":
+    main()
