@@ -465,3 +465,14 @@ def test_presets_are_the_papers_settings():
     assert (fig7.base, fig7.score, fig7.f_ord, fig7.alpha, fig7.rounds, fig7.epochs) == ("fedprox", "E", 0.9, 0.2, 100, 10)
     assert script.methods(fig7) == ["client+data", "client", "data", "vanilla"]
     assert len(ARMS) == 16 and ARMS["client-anti+data"] == ("anti", "curriculum") and ARMS["vanilla"] == ("vanilla",) * 2
+
+
+@pytest.mark.parametrize("base, models", [("moon", 1), ("solo", 9)])
+def test_bases_with_models_of_their_own(digits, tmp_path, monkeypatch, base, models):
+    """SOLO's clients are scored by the model each of them holds; MOON's net carries its projection head into the expert."""
+    seen, honest = [], script.client_losses
+    monkeypatch.setattr(script, "client_losses", lambda c, model, theta, *r: seen.append(theta) or honest(c, model, theta, *r))
+    rows, _ = trained(small(base=base, rounds=3), digits, "client+data", tmp_path)
+    assert len(rows) == 3 and seen[-1].reshape(-1, seen[-1].shape[-1]).shape[0] == models
+    if base == "solo":
+        assert (seen[-1] != seen[0]).any(1).sum() >= 2  # who trained is scored by what it trained
