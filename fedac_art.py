@@ -306,7 +306,7 @@ def seen(model, data, update, clients, cluster, shards, streams) -> dict:
     rows = np.sort(streams("shown clients").permutation(len(clients))[:3])
     z = hidden(model, update.weights[torch.as_tensor(rows)], data, data.x_test[torch.as_tensor(shown)]).float().cpu()
     y_train = data.y_train.cpu().numpy()
-    shard = max(shards, key=lambda own: len(np.unique(y_train[own])))
+    shard = max(shards, key=len)
     picture = examples(data.x_train[torch.as_tensor(shard)].cpu().numpy(), cluster[shard], y_train[shard])
     labels = torch.as_tensor(y[shown])
     return {"features": z, "labels": labels, "clients": clients[rows].tolist(), "examples": torch.as_tensor(picture)}
@@ -338,8 +338,9 @@ def flip_labels(data, share: float, rng: np.random.Generator):
     """Data whose training labels are wrong for `share` of the samples, and which they are (n,)."""
     flipped = np.zeros(len(data.y_train), dtype=bool)
     flipped[rng.permutation(len(flipped))[: round(share * len(flipped))]] = True
-    wrong = torch.as_tensor(rng.integers(1, max(data.classes, 2), len(flipped)) * flipped, device=data.y_train.device)
-    return dataclasses.replace(data, y_train=(data.y_train + wrong) % data.classes), flipped
+    C = int(data.y_train.max()) + 1
+    wrong = torch.as_tensor(rng.integers(1, max(C, 2), len(flipped)) * flipped, device=data.y_train.device)
+    return dataclasses.replace(data, y_train=(data.y_train + wrong) % C), flipped
 
 
 def federate(config: Config, data: common.Data, run: common.Run) -> None:
@@ -442,7 +443,7 @@ def draw_tsne(kept: dict, path) -> None:
 
 def draw_examples(picture: np.ndarray, path) -> None:
     """Each class's smallest clusters beside its largest."""
-    fig, axes = common.new_figure(2, 1, width=4.0, height=4.0 * picture.shape[1] / picture.shape[2] + 0.2)
+    fig, axes = common.new_figure(2, 1, width=4.0, height=4.0 * picture.shape[1] / picture.shape[2] + 0.35)
     for axis, side, title in zip(axes[0], picture, ("smallest clusters", "largest clusters"), strict=True):
         axis.imshow(side.squeeze(), cmap="gray", vmin=0, vmax=255)
         axis.set(title=f"{title} of each class", xticks=[], yticks=[])
