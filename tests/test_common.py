@@ -1,5 +1,6 @@
 """common.py against ordinary torch nets and optimisers, float64 NumPy, closed forms and brute force."""
 
+import ast
 import csv
 import json
 import math
@@ -1121,9 +1122,22 @@ def test_streams_differ_by_seed_trial_purpose_and_key():
         for seed in (0, 1)
         for trial in (0, 1)
         for purpose in ("init", "ties")
-        for key in ((), (0,), (1,), (0, 1), (1, 0), (1, 1))
+        for key in ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2**20))
     ]
     assert len(set(draws)) == len(draws)
+
+
+@pytest.mark.parametrize("path", sorted(Path(common.__file__).parent.glob("*.py")), ids=lambda path: path.name)
+def test_a_purpose_always_has_the_same_number_of_keys(path):
+    """numpy pads a short key with zeros, so that streams("x") would repeat streams("x", 0)."""
+    numbers = {}
+    for call in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.Constant):
+            continue
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        if name in ("streams", "seed") and isinstance(call.args[0].value, str):
+            numbers.setdefault(call.args[0].value, set()).add(len(call.args))
+    assert all(len(found) == 1 for found in numbers.values()), numbers
 
 
 def test_selection_is_uniform_and_without_replacement():
