@@ -14,6 +14,7 @@ import copy
 import csv
 import dataclasses
 import functools
+import importlib
 import json
 import math
 import os
@@ -1361,9 +1362,15 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def _flags(flags: dict) -> str:
-    return " ".join(
-        f"--{k.replace('_', '-')} {' '.join(map(str, v)) if isinstance(v, (list, tuple)) else v}" for k, v in flags.items()
-    )
+    """A preset's flags as they would be typed."""
+    words = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words.append(f"--{flag} {' '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}")
+    return " ".join(words)
 
 
 def _add_flag(group, f, meta) -> None:
@@ -1762,6 +1769,10 @@ def _parallel(wave, folder, federate, jobs) -> list[dict]:
     from joblib import Parallel, delayed
     from tqdm import tqdm
 
+    if federate.__module__ == "__main__":  # workers import the script by name rather than unpickle its functions
+        script = importlib.import_module(Path(sys.argv[0]).stem)
+        federate = getattr(script, federate.__name__)
+        wave = [(script.Config(**dataclasses.asdict(each)), *rest) for each, *rest in wave]
     tasks = (delayed(_work)(each, method, setting, trial, folder, federate) for each, method, setting, trial in wave)
     rows = []
     with tqdm(total=len(wave), unit="run", leave=False) as bar:

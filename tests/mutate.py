@@ -63,7 +63,7 @@ MUTANTS = {
         ("T = config.epochs * -(-N // config.batch_size)", "T = config.epochs * (N // config.batch_size)"),
     ],
     "client_curriculum.py": [
-        ("begin = np.cumsum(N) - N", "begin = np.cumsum(N) - N[0]"),
+        ("np.cumsum(N) - N", "np.cumsum(N) - N[0]"),
         ("np.floor(f * N + 1e-9)", "np.ceil(f * N)"),
         ("np.cumsum(N - first)[:-1]", "np.cumsum(first)[:-1]"),
         (
@@ -99,17 +99,26 @@ MUTANTS = {
         ("math.ceil(config.rounds / Z)", "config.rounds"),
     ],
     "fedac_art.py": [
-        ("if not any_left", "if any_left"),
         ("I_x = np.concatenate([x[i], ONE - x[i]])", "I_x = np.concatenate([x[i], x[i]])"),
         ("meet / (ONE * art_alpha + norm[:J])", "meet / (ONE * art_alpha + norm[:J] ** 0)"),
         ("art_beta * overlap[j] + (1 - art_beta) * w[j]", "art_beta * overlap[j] + w[j]"),
         ("own = order[y[order] == c]", "own = np.flatnonzero(y == c)"),
         ("P1[own] = size[own] < threshold(size[own], quantile)", "P1[own] = size[own] <= threshold(size[own], quantile)"),
         ("weight[shard] = raw * (len(raw) / raw.sum())", "weight[shard] = raw"),
-        ("np.where(P1[shard], first, second)", "np.where(P1[shard], second, first)"),
+        ("np.where(P1[shard], w_small, w_large)", "np.where(P1[shard], w_large, w_small)"),
         ("right = torch.where(flip, right.flip(-1), right)", "right = torch.where(flip, right, right.flip(-1))"),
     ],
-    "theory/bounds.py": [],
+    "theory/bounds.py": [
+        ("return 4 * (1 + M) * L * F + 2 * (1 + M) * B + s**2", "return 4 * (1 + M) * L * F + (1 + M) * B + s**2"),
+        ("return (4 * M * L * np.mean(F) + 2 * M * B + s**2) / len(F)", "return (4 * M * L * np.mean(F) + M * B + s**2) / len(F)"),
+        ("return 1 / (4 * (3 + 2 * M) * L)", "return 1 / (2 * (3 + 2 * M) * L)"),
+        ("return 1 - a * f.mu, a / f.mu", "return 1 - a * f.mu / 2, a / f.mu"),
+        ("return (1 + 1 / j) * (1 - a * f.mu) ** 2, (1 + j) * a**2", "return (1 - a * f.mu) ** 2, (1 + j) * a**2"),
+        ("p, w = p * (1 - a * f.mu), 2 * p * a * f.L + w * c", "p, w = p * (1 - a * f.mu), p * a * f.L + w * c"),
+        ("floor += p * noise / Q + w * (e * B + (1 - 1 / Q) * noise)", "floor += p * noise / Q + w * (1 - 1 / Q) * noise"),
+        ("4 * f.L / f.mu * (min(a * N, 1 / f.mu) ** 2 * B", "4 * f.L / f.mu * (min(a * N, 1 / f.mu) * B"),
+        ("client = np.sqrt((f.G + np.sqrt(problem.B)) ** 2 + s**2)\n    average", "client = f.G + np.sqrt(problem.B)\n    average"),
+    ],
 }
 
 
