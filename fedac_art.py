@@ -27,7 +27,7 @@ import common
 from common import opt
 
 ARMS = ("fedac", "base", "random-groups")
-RHO = {"pixels": 0.35, "pooled": 0.5, "encoder": 0.7}  # mean cluster size 8 to 20
+RHO = {"pixels": 0.35, "pooled": 0.4, "encoder": 0.7}  # mean cluster size 8 to 20
 ONE = 255  # what stands for 1 in the clustering: features are uint8, so that Fuzzy ART is exact in integers
 
 
@@ -48,7 +48,7 @@ class Config(common.Config):
     features: str = opt("pixels", "what is clustered: pixels, 8x8 means, features of a warm-up net", choices=tuple(RHO))
     warmup: int = opt(5, "rounds of FedAvg that train the encoder", low=1)
     rho: float = opt(
-        -1.0, "vigilance (-1: .35 on pixels, .6 on grey ones, .5 on pooled, .7 on encoder features)", low=-1, high=1
+        -1.0, "vigilance (-1: .35 on pixels, .6 on grey ones, .4 on pooled, .7 on encoder features)", low=-1, high=1
     )
     art_alpha: float = opt(0.01, "choice parameter of Fuzzy ART", above=0)
     art_beta: float = opt(1.0, "learning rate of Fuzzy ART (1: fast learning)", low=0, high=1)
