@@ -349,6 +349,21 @@ def test_the_expert_never_sees_test_data(digits, tmp_path):
     assert parts[0][1].mean() < np.log(10)  # it did learn something
 
 
+def test_stratify_keeps_class_counts_and_its_absence_only_sizes(digits, tmp_path):
+    model, labels = common.build_model("lenet5", digits), digits.y_train.numpy()
+    base = common.client_shards(small(), digits, common.Streams(Config.seed, 0))
+    counts = {}
+    for stratify in (True, False):
+        run = common.Run(small(stratify=stratify), "client", "", 0, tmp_path)
+        shards, loss, table = script.deal(run.config, model, digits, run)
+        counts[stratify] = np.array([np.bincount(labels[shard], minlength=10) for shard in shards])
+        means = np.array([[loss[shard].mean() for shard in when] for when in (base, shards)])
+        np.testing.assert_allclose(table[:, :, 0].numpy(), means, rtol=1e-12)  # before and after
+    assert np.array_equal(counts[True], [np.bincount(labels[shard], minlength=10) for shard in base])
+    assert np.array_equal(counts[False].sum(1), counts[True].sum(1)) and not np.array_equal(counts[False], counts[True])
+    assert (np.diff([loss[shard].mean() for shard in shards]) > 0).all()  # without classes, client by client harder
+
+
 # ------------------------------------------------------------------------------------------------------- whole arms
 
 
