@@ -48,7 +48,7 @@ class Config(common.Config):
     features: str = opt("pixels", "what is clustered: pixels, 8x8 means, features of a warm-up net", choices=tuple(RHO))
     warmup: int = opt(5, "rounds of FedAvg that train the encoder", low=1)
     rho: float = opt(
-        -1.0, "vigilance (-1: .35 on pixels, .6 on grey ones, .4 on pooled, .7 on encoder features)", low=-1, high=1
+        -1.0, "vigilance (-1: .35 on pixels, .4 on pooled, both .6 if grey, .7 on encoder features)", low=-1, high=1
     )
     art_alpha: float = opt(0.01, "choice parameter of Fuzzy ART", above=0)
     art_beta: float = opt(1.0, "learning rate of Fuzzy ART (1: fast learning)", low=0, high=1)
@@ -183,7 +183,7 @@ def cluster_clients(config, data, model, shards, streams) -> Tensor:
 
     Clusters are numbered from 1 over all clients; 0 marks a sample of no client.
     """
-    grey = config.features == "pixels" and data.x_train.shape[-1] == 1
+    grey = config.features != "encoder" and data.x_train.shape[-1] == 1
     rho = config.rho if config.rho >= 0 else 0.6 if grey else RHO[config.features]
     y, result = data.y_train.cpu().numpy(), np.zeros((2, len(data.y_train)), dtype=np.int64)
     for k, x in enumerate(client_features(config, data, model, shards, streams)):
@@ -404,7 +404,7 @@ def figure(rows, config, folder) -> None:
         kept = {arm: common.load_checkpoint(path)["state"]["seen"] for arm, path in paths.items()}
         ending = f"-{label(setting)}.png" if setting else ".png"
         draw_tsne({arm: kept[arm] for arm in ("base", "fedac") if arm in kept} or kept, folder / f"tsne{ending}")
-        draw_examples(kept[arms[0]]["examples"].numpy(), folder / f"examples{ending}")
+        draw_examples(kept[arms[0]]["examples"].cpu().numpy(), folder / f"examples{ending}")
 
 
 def print_measures(rows, setting, arms) -> None:
@@ -430,8 +430,8 @@ def draw_tsne(kept: dict, path) -> None:
 
     fig, axes = common.new_figure(max(len(seen["clients"]) for seen in kept.values()), len(kept), width=3.0, height=2.9)
     for (arm, one), line in zip(kept.items(), axes, strict=True):
-        classes, colour = np.unique(one["labels"].numpy(), return_inverse=True)
-        for axis, z, client in zip(line, one["features"].numpy(), one["clients"], strict=False):
+        classes, colour = np.unique(one["labels"].cpu().numpy(), return_inverse=True)
+        for axis, z, client in zip(line, one["features"].cpu().numpy(), one["clients"], strict=False):
             points = TSNE(perplexity=min(30, len(z) - 1), init="pca", random_state=0).fit_transform(z)
             dots = axis.scatter(*points.T, c=colour, cmap="tab10", vmin=-0.5, vmax=9.5, s=12)
             axis.set_title(f"{arm}, client {client}, silhouette {separation(z, colour):.2f}", fontsize=8)
