@@ -91,7 +91,8 @@ def squared_norms(model: common.Model, theta: Tensor, data: common.Data, groups:
     x is the trace of the Fisher matrix (Yan et al., 2022). Each group is a client that holds theta: one backward pass
     yields all their gradients.
     """
-    at_once = 1 if model.plain else max(1, min(64, 2**23 // model.trainable))
+    floats = 2**23 if model.device == "cpu" else 2**29  # of gradients held at once
+    at_once = 1 if model.plain else max(1, min(64, floats // model.trainable))
     norms = []
     for some in torch.as_tensor(groups, device=model.device).split(at_once):
         net = model.bind(theta.expand(len(some), -1), grad=True)
@@ -200,14 +201,13 @@ def planned_sizes(config: Config, run: common.Run, arm: str) -> Sequence[int] | 
     return [config.clients_per_round] * config.rounds if arm == "" else None
 
 
-def signals(config: Config, model, theta, data, own: Sequence[np.ndarray], update, eta: float, rng, memory: bool) -> dict:
-    """What the clients with the samples `own` show of theta, the model they received: fgn, fgn_se and, if asked for, fim.
+def signals(config: Config, model, theta, data, read: Sequence[np.ndarray], N, update, eta: float, memory: bool) -> dict:
+    """What clients that hold N samples (n,) and read `read` of them show: fgn, fgn_se and, where it is a detector, fim.
 
-    Beside fim stand the seconds of both and, with `memory`, their peak bytes. For the batch FGN these are of the norms that
-    the trainer takes anyway, taken once more to be timed.
+    theta is the model they received. Beside fim stand the seconds of both and, with `memory`, their peak bytes. For the
+    batch FGN these are of the norms that the trainer takes anyway, taken once more to be timed.
     """
-    compared, limit = "fim" in config.detector, config.detect_samples
-    read = [rng.permutation(shard)[:limit] for shard in own] if limit else own
+    compared = "fim" in config.detector
 
     def client_norms() -> np.ndarray:  # ||g_k||^2 (n,)
         if config.fgn == "batch":
@@ -218,7 +218,6 @@ def signals(config: Config, model, theta, data, own: Sequence[np.ndarray], updat
             return np.array([squared_norms(model, theta, data, shard[None])[0] for shard in read])
         return per_sample(model, theta, data, read)
 
-    N = np.array([len(shard) for shard in own])
     norms, *cheap = measured(client_norms, model.device, compared and memory)
     fgn, error = weighted_mean(norms * (eta if config.fgn_lr else 1), N, config.clients)
     if not compared:
@@ -269,6 +268,7 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
     base = common.BASES[config.base](config, model, M)
     sgd = {"momentum": config.momentum, "weight_decay": config.weight_decay, "chunk": config.chunk}
     limits, planned = (m, M, config.fewest, config.most), planned_sizes(config, run, arm)
+    limit = config.detect_samples
 
     state = {"weights": model.init(streams.seed("init")), "base": base.state, "n": m}
     state["history"] = {"fgn": [], "fgn_se": [], "fim": []}
@@ -282,8 +282,8 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
         options = sgd | base.client(theta, clients) | {"seeds": [streams.seed("dropout", t, k) for k in clients]}
         update = common.train(model, base.start(theta, clients), data, batches, lr=eta, **options)
         clients, update = run.finite(t, clients, update)
-        own = [shards[k] for k in clients]
-        seen = signals(config, model, theta, data, own, update, eta, streams("detect", t), memory=t == 0)
+        read = [streams("detect", t, k).permutation(shards[k])[:limit] if limit else shards[k] for k in clients]
+        seen = signals(config, model, theta, data, read, sizes[clients], update, eta, memory=t == 0)
         for name, values in state["history"].items():
             values += [seen[name]] if name in seen else []
         critical = decision(config, detector, state["history"])  # line 3
@@ -339,17 +339,21 @@ def selection_table(rows: list[dict], setting: str, base: str) -> list[dict]:
     return lines
 
 
+def calls(own: list[dict], name: str, config: Config) -> list[bool]:
+    """Which rounds Eq. 2 calls critical on the column `name` of one run."""
+    values = [row[name] for row in own]
+    rule = (config.delta, config.window, config.first_round_critical)
+    return [is_critical(values[: t + 1], *rule) for t in range(len(values))]
+
+
 def agreement(rows: list[dict], setting: str, config: Config) -> str:
     """How far Eq. 2 calls the same rounds critical on FGN and on FedFIM along the same trajectories, and their cost."""
-    calls, cost = [], []
-    for own in (own for trials in runs_of(rows, setting).values() for own in trials.values()):
-        history = {name: [row[name] for row in own] for name in ("fgn", "fim")}
-        rule = (config.delta, config.window)
-        calls += [[is_critical(values[:t], *rule) for values in history.values()] for t in range(2, len(own) + 1)]
-        cost.append([np.median([row[f"{name}_seconds"] for row in own]) for name in history])
-        cost[-1] += [own[0][f"{name}_bytes"] for name in history]
-    (a, b), (fast, slow, small, large) = np.mean(calls, 0) if calls else (np.nan, np.nan), np.mean(cost, 0)
-    same, chance = np.mean([x == y for x, y in calls]) if calls else np.nan, a * b + (1 - a) * (1 - b)
+    own = [own for trials in runs_of(rows, setting).values() for own in trials.values()]
+    a, b = (np.concatenate([calls(run, name, config)[1:] for run in own]) for name in ("fgn", "fim"))
+    fast, slow = (np.mean([np.median([row[name] for row in run]) for run in own]) for name in ("fgn_seconds", "fim_seconds"))
+    small, large = (np.mean([run[0][name] for run in own]) for name in ("fgn_bytes", "fim_bytes"))
+    same, a, b = np.mean(a == b), a.mean(), b.mean()
+    chance = a * b + (1 - a) * (1 - b)
     return (
         f"FGN ({config.fgn}) and FedFIM agree on {same:.0%} of the rounds, {chance:.0%} by chance (critical {a:.0%}, {b:.0%})\n"
         f"FGN    {1000 * fast:10.2f} ms a round {small / 2**20:10.3f} MiB at peak\n"
@@ -366,7 +370,7 @@ def figure(rows: list[dict], config: Config, folder) -> None:
         print(f"\n{setting or 'selection':<22}" + "".join(f"{name:>11}" for name in list(table[0])[2:]))
         for line in table:
             print(f"{line['method']:<22}" + "".join(f"{value:>11.1f}" for value in list(line.values())[2:]))
-        if "fim" in config.detector:
+        if "fim" in config.detector and config.rounds > 1:
             print(agreement(rows, setting, config))
         lines += table
     print("clients of a round: mean, peak, first and last third of the rounds; critical rounds; standard error of FGN in %;")
@@ -374,27 +378,36 @@ def figure(rows: list[dict], config: Config, folder) -> None:
     common.write_csv(folder / "selection.csv", lines)
     fig, axes = common.new_figure(len(settings[:4]), 3, height=2.6)
     for setting, column in zip(settings, axes.T, strict=False):
-        draw_selection(rows, setting, *column)
+        draw_selection(rows, setting, config, *column)
     axes[0, 0].legend(fontsize=8)
     common.save_figure(fig, folder / "fgn.png")
 
 
-def draw_selection(rows: list[dict], setting: str, top, middle, bottom) -> None:
-    """Above one another: FGN of the first trial +- its standard error, mean clients, critical rounds of each trial."""
-    arms = list(runs_of(rows, setting))
-    for i, (method, colour) in enumerate(zip(arms, common.COLOURS, strict=False)):
+def draw_selection(rows: list[dict], setting: str, config: Config, top, middle, bottom) -> None:
+    """Above one another: FGN of the first trial +- its standard error, mean clients, critical rounds of each trial.
+
+    Where FedFIM was read too, the critical rounds are those that Eq. 2 calls on either along the same trajectory.
+    """
+    runs, strips = runs_of(rows, setting), []
+    for (method, trials), colour in zip(runs.items(), common.COLOURS, strict=False):
         t, values = common.series(rows, setting, method, "fgn")
         error = np.nan_to_num(common.series(rows, setting, method, "fgn_se")[1][0], posinf=0)
         top.plot(t, values[0], color=colour, label=method, linewidth=1.2)
         top.fill_between(t, values[0] - error, values[0] + error, color=colour, alpha=0.15, linewidth=0)
-        height = 0.8 / len(values)
-        for k, critical in enumerate(common.series(rows, setting, method, "critical")[1]):
-            bottom.eventplot(t[critical > 0], lineoffsets=-i - k * height, linelengths=0.8 * height, color=colour)
-    common.draw(middle, rows, setting, arms, "clients")
+        for name in ("fgn", "fim") if "fim" in config.detector else ():
+            strips += [(f"{method}: {name}", colour, [calls(own, name, config) for own in trials.values()])]
+        if "fim" not in config.detector:
+            strips += [(method, colour, [[row["critical"] for row in own] for own in trials.values()])]
+    for i, (_, colour, trials) in enumerate(strips):
+        height = 0.8 / len(trials)
+        for k, critical in enumerate(trials):
+            at = -i - 0.4 + height * (len(trials) - k - 0.5)
+            bottom.eventplot(1 + np.flatnonzero(critical), lineoffsets=at, linelengths=0.8 * height, color=colour)
+    common.draw(middle, rows, setting, list(runs), "clients")
     top.set(title=setting, ylabel="FGN, trial 1", ylim=(0, None))
     middle.set(ylabel="clients, mean of trials", xlim=top.get_xlim(), ylim=(0, None))
     bottom.set(xlabel="round", ylabel="critical rounds by trial", xlim=top.get_xlim())
-    bottom.set_yticks([-i - 0.4 + height / 2 for i in range(len(arms))], arms)
+    bottom.set_yticks([-i for i in range(len(strips))], [label for label, *_ in strips])
     bottom.grid(axis="y", visible=False)
 
 
@@ -410,7 +423,7 @@ A4, P = ALEXNET | {"arms": ("cl", "base", "random")}, (0.1, 0.3, 0.5, 0.7)
 PRESETS = {
     "fig1": (
         "FGN and FedFIM: windows, time, memory, accuracy (1, 16, 17)",
-        ALEXNET | {"detector": ("fgn", "fim")},
+        ALEXNET | {"detector": ("fgn", "fim"), "detect_samples": 32},
         PAIR | ALPHAS,
     ),
     "fig2": ("FedAvg with AlexNet and VGG-11 (2-5, 20, 21, 49)", ALEXNET, NETS | PAIR | ALPHAS),
@@ -440,7 +453,7 @@ PRESETS = {
     "controls": ("ours: FedCL against its uploads spent evenly, and late", ALEXNET | {"arms": ARMS}, ALPHAS),
     "detectors": (
         "ours: printed rule, growth, FedFIM and windows",
-        ALEXNET | {"detector": DETECTORS},
+        ALEXNET | {"detector": DETECTORS, "detect_samples": 32},
         {"window": (1, 3, 5, 10)},
     ),
     "decay": ("ours: decay of the learning rate", ALEXNET, {"lr_decay": (0.9, 0.95, 0.99, 1.0)}),

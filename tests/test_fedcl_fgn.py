@@ -528,7 +528,7 @@ def test_agreement_of_the_two_detectors_by_hand():
     rows = scripted("x", [1] * 5, [4] * 5, [1] * 5)
     for row, a, b in zip(rows, (1, 2, 3, 2, 3), (1, 2, 1, 0.5, 1), strict=True):
         row |= {"fgn": a, "fim": b, "fgn_seconds": 0.001, "fim_seconds": 0.009, "fgn_bytes": 2**20, "fim_bytes": 40 * 2**20}
-    config = SimpleNamespace(delta=0.01, window=1, fgn="batch")  # up up down up; up down down up
+    config = fgn.Config(delta=0.01, window=1, fgn="batch")  # up up down up; up down down up
     text = fgn.agreement(rows, "", config)
     assert "agree on 75% of the rounds, 50% by chance (critical 75%, 50%)" in text
     assert "1.00 ms a round      1.000 MiB" in text and "9.00 ms a round     40.000 MiB" in text
