@@ -519,7 +519,10 @@ def results(rows: list[dict], config: Config, setting: str, method: str) -> dict
     own = [row for row in rows if (row["setting"], row["method"]) == (setting, method) and "phase" in row]
     if own:
         line["natural"], line["forced"] = (sum(row.get("advance") == kind for row in own) for kind in ("natural", "forced"))
-        line["froze"], line["rank_correlation"] = sum(r["froze"] for r in own), np.mean([r["rank_correlation"] for r in own])
+        line["froze"], line["rank_correlation"] = (
+            sum(r["froze"] for r in own),
+            float(np.mean([r["rank_correlation"] for r in own])),
+        )
     return line
 
 
@@ -580,7 +583,7 @@ def draw_mixtures(snapshots: dict, method: str, v: float, path) -> None:
 
 SEVEN = tuple(ARMS)[:7]
 MNIST = {"dataset": "mnist", "rounds": 200, "method": SEVEN}
-EMNIST = {"dataset": "emnist", "rounds": 200, "alpha": 0.1, "method": ("fedcl", "fedgen")}
+EMNIST = {"dataset": "emnist", "rounds": 200, "alpha": 0.1, "method": ("fedcl",)}
 CELEBA = {"dataset": "celeba", "partition": "natural", "data_share": 1.0, "min_size": 2, "generator_hidden": 128}
 CELEBA |= {"rounds": 100, "method": SEVEN}
 ALPHAS = (0.05, 0.1, 1.0, 10.0)
