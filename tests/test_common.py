@@ -1550,8 +1550,9 @@ def test_non_finite_update_stops(tmp_path):
 def counting(run, stop_at=None):
     """A federate whose state is nested: sums of keyed draws, per-client memory and a base-like inner dict."""
     memory = {}
-    state = {"weights": torch.zeros(3), "base": memory, "name": "x", "history": []}
+    state = {"weights": torch.zeros(3), "base": memory, "name": "x", "history": [], "only at first": 1}
     for t in run.rounds(state):
+        state.pop("only at first", None)
         draw = float(run.streams("draw", t).random())
         state["weights"] = state["weights"] + draw
         memory.setdefault("c_i", {})[t % 3] = torch.full((2,), draw)
