@@ -87,6 +87,7 @@ def test_gradient_is_s_times_that_of_cross_entropy(tau, lam):
     logits.requires_grad_()
     (plain,) = torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), logits)
     ce = F.cross_entropy(logits, y, reduction="none")
+    assert not g.confidence(ce, tau, lam).requires_grad
     (curriculum,) = torch.autograd.grad(g.confidence_loss(ce, tau, lam).sum(), logits)
     b = (ce.detach().numpy() - tau) / lam
     s = np.where(b <= -2 / math.e, math.e, np.exp(-lambertw(np.maximum(b, -2 / math.e) / 2).real))  # SciPy: nan at -1/e
@@ -439,6 +440,20 @@ def test_feddistill_shares_logits_and_no_weights(tmp_path):
     fed = g.prepare(run.config, common.load_data("digits"), run)
     alone = [common.evaluate(fed.model, own, fed.data)["accuracy"] for own in state["own"]]
     assert abs(np.mean(alone) - rows[-1]["accuracy_full"]) < 1e-9
+
+
+def test_feddistill_users_go_on_from_their_own_model(tmp_path):
+    """With c = 0, by hand: every client trains alone, whenever it is drawn."""
+    own, rows = trained(tmp_path, "feddistill", rounds=4, distill=0.0, dtype="float64")
+    fed, state = begun(tmp_path, "feddistill")
+    for k, expected in enumerate(own["own"]):
+        theta, took_part = state["weights"], 0
+        for t in range(4):
+            if k in g.participants(fed.config, [], fed.streams, t):
+                batches = [g.schedule(fed.shards[k], 3, 32, fed.streams("batches", t, k))]
+                theta, took_part = common.train(fed.model, theta, fed.data, batches, lr=0.01).weights[0], took_part + 1
+        torch.testing.assert_close(expected, theta, rtol=1e-9, atol=1e-12)
+    assert took_part >= 1 and rows[-1]["uploads"] == 16
 
 
 def test_shared_logits_are_means_per_label_of_those_who_hold_it(tmp_path):
