@@ -1392,7 +1392,7 @@ def test_malformed_image_folder(tmp_path, damage):
 def test_shakespeare(tmp_path):
     rng = np.random.default_rng(0)
     letters = list(common.CHARACTERS.replace("\n", "")) + ["~"]  # ~ is none of the 80
-    speech = {name: "".join(rng.choice(letters, n)).strip() + "x" for name, n in (("A", 1001), ("B", 500), ("C", 90))}
+    speech = {name: "y" + "".join(rng.choice(letters, n)) + "x" for name, n in (("A", 1001), ("B", 500), ("C", 90))}
     parts = [
         f"A:\n{speech['A'][:600]}",
         f"B:\n{speech['B']}",
@@ -1414,6 +1414,7 @@ def test_shakespeare(tmp_path):
                 y[split].append(part[begin + 80])
                 owner += [role] * (split == "train")
                 begin += 80
+    assert owner.count(1) == 5  # B's training text of 401 characters ends with the label of its fifth window
     assert len(common.CHARACTERS) == len(set(common.CHARACTERS)) == 80 == data.classes
     assert data.x_train.tolist() == x["train"] and data.y_train.tolist() == y["train"]
     assert data.x_test.tolist() == x["test"] and data.y_test.tolist() == y["test"] and data.owner.tolist() == owner
