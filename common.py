@@ -1967,5 +1967,7 @@ def curves(rows: list[dict], path: Path, column: str = "accuracy", label: str = 
         axis.set(title=setting, xlabel="round", ylabel=label)
     for axis in axes.flat[len(settings) :]:
         axis.set_visible(False)
-    axes.flat[0].legend()
+    handles, methods = axes.flat[0].get_legend_handles_labels()
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)} if len(methods) > 6 else {}  # inside it would hide curves
+    axes.flat[across - 1 if beside else 0].legend(handles, methods, **beside)
     save_figure(figure, path)
