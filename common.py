@@ -1864,7 +1864,7 @@ def report(rows, config, folder: Path, command, seconds: float) -> dict:
     """Prints the table, final round and mean of the last ten beside each other, and writes summary.json."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     summary = {
-        "command": "python " + " ".join(command),
+        "command": " ".join(["python", Path(command[0]).name, *command[1:]]),
         "device": _device_name(config),
         "versions": _versions(),
         "seconds": round(seconds, 1),
