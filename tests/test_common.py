@@ -1553,7 +1553,8 @@ def counting(run, stop_at=None):
     memory = {}
     state = {"weights": torch.zeros(3), "base": memory, "name": "x", "history": [], "only at first": 1}
     for t in run.rounds(state):
-        state.pop("only at first", None)
+        if t == 0:
+            del state["only at first"]
         draw = float(run.streams("draw", t).random())
         state["weights"] = state["weights"] + draw
         memory.setdefault("c_i", {})[t % 3] = torch.full((2,), draw)
