@@ -576,6 +576,7 @@ def draw_mixtures(snapshots: dict, method: str, v: float, path) -> None:
         axis.plot(x, curves.mean(0), color=common.COLOURS[0], linewidth=2, label="pooled")
         axis.axvline(saved["beta_T"], color=common.COLOURS[1], linestyle="--", label="β$_T$")
         axis.axhline(v, color=common.COLOURS[2], linestyle=":", label="v")
+        axis.locator_params(axis="x", nbins=5)
         axis.set(title=f"{method}, round {t + 1}", xlabel="difficulty score", ylabel="share of samples below")
     axes[0, 0].legend(loc="lower right")
     common.save_figure(fig, path)
