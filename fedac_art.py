@@ -67,6 +67,10 @@ class Config(common.Config):
         super().check()
         if self.w_small == self.w_large == 0:
             raise common.UsageError("--w-small, --w-large: one of them must be above 0")
+        if self.ramp and self.w_large == 0:
+            raise common.UsageError("--ramp: moves w_small to --w-large, which must be above 0")
+        if -1 < self.rho < 0:
+            raise common.UsageError(f"--rho {self.rho}: wanted a number from 0 to 1, or -1 for the default")
         if self.model == "lstm" or self.dataset == "shakespeare":
             raise common.UsageError("--model lstm, --dataset shakespeare: this curriculum clusters images")
         if self.base == "solo" and self.rounds > self.solo_epochs:
@@ -173,8 +177,11 @@ def warm_up(config, model, data, shards, streams) -> Tensor:
             common.epochs_of_batches(shard, config.epochs, config.batch_size, streams("warm-up", t, k))
             for k, shard in enumerate(shards)
         ]
-        update = common.train(model, theta, data, batches, **sgd(config))
+        seeds = [streams.seed("warm-up dropout", t, k) for k in range(len(shards))]
+        update = common.train(model, theta, data, batches, seeds=seeds, **sgd(config))
         theta = base.aggregate(theta, update, np.arange(len(shards)), [len(shard) for shard in shards])
+    if not torch.isfinite(theta).all():
+        raise common.NonFiniteError("the encoder of --features encoder is not finite. Try a smaller --lr")
     return theta
 
 
@@ -258,9 +265,10 @@ def measures(config, cluster: np.ndarray, owner: np.ndarray, y: np.ndarray, flip
     """Columns: clusters, achieved share of P1 under both scopes, agreement of two orders, wrong labels (claim D4)."""
     own = owner >= 0
     small = {scope: small_clusters(cluster[0], groups(owner, y, scope), config.quantile)[own] for scope in ("client", "class")}
-    first = small[config.scope]
-    second = small_clusters(cluster[1], groups(owner, y, config.scope), config.quantile)[own]
-    p, q = (np.bincount(owner[own], P1)[owner[own]] / np.bincount(owner[own])[owner[own]] for P1 in (first, second))
+    first, shared = small[config.scope], groups(owner, y, config.scope)
+    second = small_clusters(cluster[1], shared, config.quantile)[own]
+    of = np.concatenate([np.full(len(each), i) for i, each in enumerate(shared)])[np.argsort(np.concatenate(shared))]
+    p, q = (np.bincount(of, P1)[of] / np.bincount(of)[of] for P1 in (first, second))  # small share where T is shared
     columns = {
         "clusters": cluster[0].max(),
         "cluster_size": own.sum() / cluster[0].max(),
@@ -316,7 +324,7 @@ def separation(z: np.ndarray, y: np.ndarray) -> float:
     """Silhouette of the classes in the features z (n, F), in [-1, 1] (claim D3)."""
     from sklearn.metrics import silhouette_score
 
-    return float(silhouette_score(z, y)) if len(np.unique(y)) > 1 else math.nan
+    return float(silhouette_score(z, y)) if 1 < len(np.unique(y)) < len(y) else math.nan
 
 
 def examples(images: np.ndarray, cluster: np.ndarray, y: np.ndarray, across: int = 8) -> np.ndarray:
@@ -354,8 +362,7 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
     y, sizes = data.y_train.cpu().numpy(), np.array([len(shard) for shard in shards])
     owner = np.full(len(y), -1)
     owner[np.concatenate(shards)] = np.repeat(np.arange(len(shards)), sizes)
-    name = f"clusters-{label(run.setting)}"
-    cluster = run.cached(name, lambda: cluster_clients(config, data, model, shards, streams)).cpu().numpy()  # Eq. 4
+    cluster = run.cached("clusters", lambda: cluster_clients(config, data, model, shards, streams)).cpu().numpy()  # Eq. 4
     shared = groups(owner, y, config.scope)
     P1 = small_clusters(cluster[0], shared, config.quantile)  # P1, P2 = S(C), Eq. 5
     P1 = random_groups(P1, shared, streams) if run.method == "random-groups" else P1
@@ -389,11 +396,6 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
 # ------------------------------------------------------------------------------------------------ figure, presets, main
 
 
-def label(setting: str) -> str:
-    """A setting as a part of a file's name."""
-    return setting.replace(" ", "-").replace("/", "_")
-
-
 def figure(rows, config, folder) -> None:
     """Prints the measurements of each setting and draws, for its first trial, the t-SNE of Fig 6 and example images."""
     for setting in dict.fromkeys(row["setting"] for row in rows):
@@ -402,7 +404,7 @@ def figure(rows, config, folder) -> None:
         print_measures(own, setting, arms)
         paths = {arm: common.Run(config, arm, setting, 0, folder).path for arm in arms}
         kept = {arm: common.load_checkpoint(path)["state"]["seen"] for arm, path in paths.items()}
-        ending = f"-{label(setting)}.png" if setting else ".png"
+        ending = "-".join(["", *setting.split()]).replace("/", "_") + ".png"
         draw_tsne({arm: kept[arm] for arm in ("base", "fedac") if arm in kept} or kept, folder / f"tsne{ending}")
         draw_examples(kept[arms[0]]["examples"].cpu().numpy(), folder / f"examples{ending}")
 

@@ -411,6 +411,44 @@ def test_features_are_the_clients_own_raw_images():
         assert set(e.min(0)) == {0} and set(e.max(0)) <= {0, 255} and 255 in e.max(0)
 
 
+def test_encoder_is_trained_by_fedavg_and_its_features_span_the_bytes():
+    data = common.load_data("digits")
+    model = common.build_model("lenet5", data, dtype=torch.float64)
+    shards, streams = [np.arange(20), np.arange(100, 130)], common.Streams(0)
+    config = Config(features="encoder", epochs=2, warmup=2)
+    want, sgd = model.init(streams.seed("init")), {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+    for t in range(2):
+        batches = [common.epochs_of_batches(shard, 2, 64, streams("warm-up", t, k)) for k, shard in enumerate(shards)]
+        local = [common.train(model, want, data, [each], **sgd).weights[0] for each in batches]
+        want = (20 * local[0] + 30 * local[1]) / 50
+    theta = fedac_art.warm_up(config, model, data, shards, streams)
+    torch.testing.assert_close(theta, want, rtol=0, atol=1e-12)
+    assert (theta - model.init(streams.seed("init"))).abs().max() > 1e-3
+    got = fedac_art.client_features(config, data, model, shards, streams)
+    for x, shard in zip(got, shards, strict=True):
+        z = model.bind(want[None]).features(data.inputs(data.x_train[torch.as_tensor(shard)][None], torch.float64))[0].numpy()
+        unit = (z - z.min(0)) / np.maximum(z.max(0) - z.min(0), 1e-12)
+        assert np.abs(x - 255 * unit).max() <= 0.5 + 1e-6
+
+
+def test_encoder_with_dropout_depends_on_no_earlier_draw():
+    data = common.load_data("digits", size=32)
+    model = common.build_model("alexnet", data, width=16)
+    config, shards = Config(features="encoder", epochs=1, warmup=1), [np.arange(8), np.arange(8, 16)]
+    first = fedac_art.warm_up(config, model, data, shards, common.Streams(0))
+    torch.rand(3)
+    assert torch.equal(fedac_art.warm_up(config, model, data, shards, common.Streams(0)), first)
+
+
+def test_chance_is_that_of_groups_which_share_a_threshold():
+    """One client: class 0 has a sample of three in P1 under either order, class 1, a single cluster, has none."""
+    cluster = np.array([[1, 2, 2, 3, 3, 3], [2, 1, 2, 3, 3, 3]])
+    y, owner = np.array([0, 0, 0, 1, 1, 1]), np.zeros(6, dtype=int)
+    got = fedac_art.measures(Config(scope="class"), cluster, owner, y, np.zeros(6, dtype=bool))
+    assert got["small_by_class"] == pytest.approx(1 / 6) and got["agreement"] == pytest.approx(4 / 6)
+    assert got["chance"] == pytest.approx((3 * (1 / 9 + 4 / 9) + 3) / 6)
+
+
 def test_clusters_of_different_clients_never_mix():
     data = common.load_data("digits")
     model = common.build_model("lenet5", data)
@@ -504,6 +542,8 @@ def test_resume_gives_the_same_rows_and_weights(tmp_path, monkeypatch):
         ["--w-small", "0", "--w-large", "0"],
         ["--w-small", "-1"],
         ["--rho", "1.5"],
+        ["--rho", "-0.5"],
+        ["--ramp", "0.5", "--w-small", "1", "--w-large", "0"],
         ["--art-alpha", "0"],
         ["--base", "solo", "--solo-epochs", "1", "--rounds", "2"],
         ["--base", "solo", "--clients-per-round", "5"],
