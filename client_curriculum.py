@@ -94,7 +94,7 @@ def reconstitute(shards, labels, loss, f: float, rng: np.random.Generator) -> li
         ordered = [pi_c[o : o + k] for o, k in zip(np.cumsum(N) - N, first, strict=True)]  # o_ic = sum_{j < i} N_jc
         left = rng.permutation(np.setdiff1d(pi_c, np.concatenate(ordered)))
         rest = np.split(left, np.cumsum(N - first)[:-1])
-        for own, parts in zip(dealt, zip(ordered, rest, strict=True), strict=True):
+        for own, *parts in zip(dealt, ordered, rest, strict=True):
             own += parts
     return [np.sort(np.concatenate(own)) for own in dealt]
 
@@ -170,8 +170,7 @@ def pool_size(config: Config, order: str, u: int) -> int:
 
 
 def refill(queue: np.ndarray, ranked: np.ndarray, K: int, rng: np.random.Generator) -> np.ndarray:
-    """The clients still waiting, then the first K of `ranked`, shuffled; who waits already goes last, so that the next
-    mini-batch holds nobody twice."""
+    """The clients still waiting, then the first K of `ranked`, shuffled, who waits last: no mini-batch holds anybody twice."""
     pool = rng.permutation(np.sort(ranked[:K]))
     waiting = np.isin(pool, queue)
     return np.concatenate([queue, pool[~waiting], pool[waiting]])
@@ -210,6 +209,8 @@ def deal(config, model, data, run) -> tuple[list[np.ndarray], np.ndarray, torch.
     shared = common.Run(config, run.method, "", run.trial, run.folder)  # no preset sweeps what the expert depends on
     expert = shared.cached("expert", lambda: common.train_centrally(model, data, config.expert_epochs, config, run.streams))
     [(loss, _)] = common.score(model, expert, data, [np.arange(len(data.y_train))], config.chunk)
+    if not np.isfinite(loss).all():
+        raise common.NonFiniteError("the expert's loss is not finite, so it cannot rank the samples. Try a smaller --lr")
     labels = data.y_train.cpu().numpy() if config.stratify else np.zeros(len(loss), dtype=np.int64)
     shards = reconstitute(base, labels, loss, config.f_ord, run.streams("difficulty"))
     return shards, loss, torch.from_numpy(np.stack([difficulty(base, loss), difficulty(shards, loss)]))
@@ -242,8 +243,7 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
         hardness = float(np.mean([loss.mean() for loss in losses]))
         if sorts and config.score == "G":
             losses = [loss for loss, _ in common.score(model, start, data, own, config.chunk)]
-        drawn = zip(own, losses, clients, strict=True)
-        batches = [schedule(config, data_order, shard, loss, streams, t, m) for shard, loss, m in drawn]
+        batches = [schedule(config, data_order, s, key, streams, t, m) for s, key, m in zip(own, losses, clients, strict=True)]
         update = common.train(
             model,
             start,
@@ -286,7 +286,7 @@ def report_consistency(tables, config, folder) -> None:
         spreads = [common.spread(v) for v in np.transpose([f for (s, _), f in figures.items() if s == setting])]
         shown = "".join(f"{s['mean']:>12.3f} +- {s['std']:.3f}" for s in spreads)
         print(f"{setting or f'f_ord={config.f_ord}':<20}{shown}")
-    if "cifar10" in config.dataset:
+    if "cifar10" in config.dataset and "cifar100" not in config.dataset:
         print("paper, inside, f_ord 0 and 1 (CIFAR-10, 100 clients): IID .52 .01, Dir(.2) .51 .14, Dir(.05) .50 .13")
 
 

@@ -349,6 +349,24 @@ def test_the_expert_never_sees_test_data(digits, tmp_path):
     assert parts[0][1].mean() < np.log(10)  # it did learn something
 
 
+def test_an_expert_that_diverged_ranks_nobody(digits, tmp_path):
+    """NaN losses would be sorted without a word, and every table and arm would stand on that order."""
+    model, config = common.build_model("lenet5", digits), small(lr=1e6)
+    with pytest.raises(common.NonFiniteError, match="expert"):
+        script.deal(config, model, digits, common.Run(config, "client", "", 0, tmp_path))
+
+
+def test_one_expert_serves_all_settings_of_a_trial(digits, tmp_path, monkeypatch):
+    made, honest = [], common.train_centrally
+    monkeypatch.setattr(common, "train_centrally", lambda *r: made.append(r) or honest(*r))
+    model, deals = common.build_model("lenet5", digits), []
+    for alpha, trial in ((0.05, 0), (0.2, 0), (0.2, 1)):
+        run = common.Run(small(alpha=alpha), "client", f"alpha={alpha}", trial, tmp_path)
+        deals.append(script.deal(run.config, model, digits, run))
+    assert len(made) == 2 and np.array_equal(deals[0][1], deals[1][1]) and not np.array_equal(deals[1][1], deals[2][1])
+    assert not all(len(a) == len(b) for a, b in zip(deals[0][0], deals[1][0], strict=True))  # the shards do follow alpha
+
+
 def test_stratify_keeps_class_counts_and_its_absence_only_sizes(digits, tmp_path):
     model, labels = common.build_model("lenet5", digits), digits.y_train.numpy()
     base = common.client_shards(small(), digits, common.Streams(Config.seed, 0))
@@ -405,6 +423,28 @@ def test_scoring_is_counted(digits, tmp_path):
     assert count["E", "data"] == [(9, 0), (9, 0)]
     for case in (("G", "data"), ("G", "client-random"), ("E", "client-random"), ("G", "vanilla"), ("E", "vanilla")):
         assert count[case] == [(0, 0), (0, 0)]
+
+
+def test_clients_weigh_by_their_samples_and_a_dropped_one_takes_its_weight_along(digits, tmp_path, monkeypatch):
+    dealt, weighed, honest_deal, honest_train = [], [], script.deal, common.train
+    monkeypatch.setattr(script, "deal", lambda *r: dealt.append(honest_deal(*r)) or dealt[-1])
+
+    def poisoned(model, start, data, batches, **flags):
+        update = honest_train(model, start, data, batches, **flags)
+        update.weights[0] = np.nan if len(batches) > 1 else update.weights[0]  # the first client of a round, not the expert
+        return update
+
+    def aggregate(base, x, update, clients, sizes):
+        weighed.append((clients.tolist(), list(sizes), len(update.weights)))
+        return x
+
+    monkeypatch.setattr(common, "train", poisoned)
+    monkeypatch.setattr(common.FedAvg, "aggregate", aggregate)
+    rows, state = trained(small(clients_per_round=3, on_nonfinite="drop", rounds=3), digits, "client", tmp_path)
+    sizes = [len(shard) for shard in dealt[0][0]]
+    assert len(weighed) == 3 and all(own == [sizes[m] for m in clients] and n == 2 for clients, own, n in weighed)
+    assert [(row["clients"], row["dropped"], row["uploads"]) for row in rows] == [(2, 1, 2), (2, 1, 4), (2, 1, 6)]
+    assert state["updates"] == 9 and len(set(sizes)) > 1  # who was dropped has spent its part of the budget
 
 
 def test_learning_rate_is_reset_every_round(digits, tmp_path, monkeypatch):
@@ -473,6 +513,7 @@ def test_presets_are_the_papers_settings():
     for label, (_, flags, sweep) in script.PRESETS.items():
         known = {field.name for field in dataclasses.fields(Config)}
         assert set(flags) | set(sweep) <= known, label
+        assert set(sweep) <= {"alpha", "f_ord", "score"}, label  # the expert, shared by all settings, depends on none of them
         config = Config(**{**flags, **{name: values[0] for name, values in sweep.items()}})
         config.check()
         assert (config.clients, config.clients_per_round, config.batch_size, config.lr) == (100, 10, 10, 0.001)
