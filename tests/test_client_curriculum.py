@@ -195,6 +195,8 @@ def test_every_data_order_takes_the_same_steps_from_its_prefix():
                 assert set(batch[batch >= 0]) <= set(ranked[order][:g])
     whole = script.schedule(config, "vanilla", shard, None, streams, 0, 0)
     assert np.array_equal(np.sort(whole[:5].ravel())[3:], shard)  # a pass shows each sample once
+    first = [frozenset(script.schedule(config, "random", shard, None, streams, *key)[0]) for key in ((0, 0), (1, 0), (0, 1))]
+    assert len(set(first)) == 3  # a permutation of its own for each client in each round
     free = dataclasses.replace(config, pacing_b=1.0)
     assert all(np.array_equal(script.schedule(free, order, shard, loss, streams, 0, 0), whole) for order in ORDERS)
 
