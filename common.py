@@ -1648,6 +1648,7 @@ def launch(config_class, presets, doc, methods, federate, figure=None, second=()
     figure(rows, config, folder) draws the script's own figures from the rows of metrics.csv
     second                       methods that read another arm's result and so start after the rest
     """
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         config, sweep = parse(config_class, presets, doc, argv)
         with ranks_of_torchrun():
@@ -1658,6 +1659,8 @@ def launch(config_class, presets, doc, methods, federate, figure=None, second=()
         sys.exit(_failed(error, 3))
     except RankError as error:
         sys.exit(_failed(error, 4))
+    except (KeyboardInterrupt, _Terminated) as stop:  # before the first round
+        sys.exit(stop.status if isinstance(stop, _Terminated) else 130)
 
 
 def _failed(error: Exception, status: int) -> int:
@@ -1680,35 +1683,40 @@ def _launch(config, sweep, methods, federate, figure, second, command) -> None:
     if world()[1] > 1:
         dist.barrier()
     waves = [[w for w in work if w[1] not in second], [w for w in work if w[1] in second]]
-    begun, rows, interrupted = time.perf_counter(), [], None
-    signal.signal(signal.SIGTERM, _terminated)
+    begun, rows = time.perf_counter(), []
     try:
         for wave in waves:
             rows += _parallel(wave, folder, federate, config.jobs)
+        if world()[0] > 0:
+            return
+        _keep(rows, work, folder)
+        report(rows, config, folder, command, time.perf_counter() - begun)
+        curves(rows, folder / "accuracy.png")
+        if figure:
+            figure(rows, config, folder)
+        if config.profile:
+            print(shares(sum(run[-1]["seconds"] for run in _runs(rows))))
+        print(f"results: {folder}")
     except (KeyboardInterrupt, _Terminated) as stop:
-        interrupted = stop
         runs = [Run(each, method, setting, trial, folder) for each, method, setting, trial in work]
         rows = [row for run in runs if run.path.exists() for row in load_checkpoint(run.path)["rows"]]
-    if world()[0] > 0:
-        return
+        _keep(rows, work, folder)
+        again = " ".join([*(part for part in command if part != "--resume"), "--resume"])
+        say(f"\nstopped: {len(rows)} rounds are kept in {folder}. To go on:\n  python {again}")
+        sys.exit(stop.status if isinstance(stop, _Terminated) else 130)
+
+
+def _keep(rows: list[dict], work: list[tuple], folder: Path) -> None:
+    """metrics.csv in the order of the arms, whatever the order in which they finished."""
     position = {(setting, method, trial): i for i, (_, method, setting, trial) in enumerate(work)}
     rows.sort(key=lambda row: (position[row["setting"], row["method"], row["trial"]], row["round"]))
     write_csv(folder / "metrics.csv", rows)
-    if interrupted is not None:
-        again = " ".join([*(part for part in command if part != "--resume"), "--resume"])
-        say(f"\nstopped: {len(rows)} rounds are kept in {folder}. To go on:\n  python {again}")
-        sys.exit(130 if isinstance(interrupted, KeyboardInterrupt) else 143)
-    report(rows, config, folder, command, time.perf_counter() - begun)
-    curves(rows, folder / "accuracy.png")
-    if figure:
-        figure(rows, config, folder)
-    if config.profile:
-        print(shares(sum(run[-1]["seconds"] for run in _runs(rows))))
-    print(f"results: {folder}")
 
 
 class _Terminated(BaseException):
     """SIGTERM, told apart from Ctrl-C."""
+
+    status = 143
 
 
 def _terminated(*_):
@@ -1740,6 +1748,8 @@ def _prepare(folder: Path, config: Config) -> None:
     """The run's folder: a fresh one, or the one to resume, whose flags must be the same."""
     flags = dataclasses.asdict(config)
     path = folder / "config.json"
+    for half_written in (folder / "checkpoints").glob("*.tmp"):
+        half_written.unlink()
     if config.resume and path.exists():
         try:
             before = json.loads(path.read_text())
