@@ -1443,11 +1443,17 @@ def epochs_of_batches(shard: np.ndarray, epochs: int, batch_size: int, rng: np.r
 
 
 def train_centrally(model: Model, data: Data, epochs: int, config: Config, streams: Streams) -> Tensor:
-    """theta (P,) after plain SGD on the whole training set with the clients' batch size, learning rate and momentum."""
+    """theta (P,) after SGD on the whole training set with the clients' batch size, learning rate, momentum and decay.
+
+    Raises NonFiniteError when it diverges.
+    """
     everything = np.arange(len(data.y_train))
     batches = [epochs_of_batches(everything, epochs, config.batch_size, streams("central batches"))]
     flags = {"momentum": config.momentum, "weight_decay": config.weight_decay, "seeds": [streams.seed("central dropout")]}
-    return train(model, model.init(streams.seed("central init")), data, batches, lr=config.lr, **flags).weights[0]
+    theta = train(model, model.init(streams.seed("central init")), data, batches, lr=config.lr, **flags).weights[0]
+    if not torch.isfinite(theta).all():
+        raise NonFiniteError("the centrally trained net is not finite. Try a smaller --lr")
+    return theta
 
 
 def say(line: str) -> None:
