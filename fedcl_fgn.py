@@ -13,6 +13,7 @@ What differs from the paper, and why:
 - Uploads are counted beside rounds: a round of FedCL may cost eight times one of its base.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ class Config(common.Config):
             raise UsageError(f"--p-double {self.p_double} and --p-halve {self.p_halve}: together more than 1")
         if self.cl and {"constant", "shifted"} & set(self.arms) and "cl" not in self.arms:
             raise UsageError("--arms: constant and shifted repeat the sizes of cl; add cl")
+        if "growth" in self.detector and self.z > 0 and M > 1 and (self.fewest or max(m // 2, 1)) == 1:
+            raise UsageError("--detector growth: one client has no standard error; set --fewest 2 or more")
 
 
 # ------------------------------------------------------------------------------------------------ FGN (Eq. 1), FedFIM
@@ -157,8 +160,9 @@ def is_growing(history, errors, delta: float, z: float, window: int = 1, first: 
     if len(history) < 2 or delta == np.inf:
         return first and len(history) < 2
     now, before, w = windows(history, window)
-    var_now, var_before, _ = windows(np.square(errors), window)
-    return now - (1 + delta) * before > z * np.sqrt((var_now + (1 + delta) ** 2 * var_before) / w)
+    s_now, s_before = np.sqrt(windows(np.square(errors), window)[:2])
+    margin = z * np.hypot(s_now, (1 + delta) * s_before) / np.sqrt(w) if z else 0.0  # an error may be infinite
+    return bool(now - (1 + delta) * before > margin)
 
 
 def next_size(n: int, critical: bool, m: int, M: int, fewest: int = 0, most: int = 0) -> int:
@@ -229,9 +233,15 @@ def signals(config: Config, model, theta, data, read: Sequence[np.ndarray], N, u
 
 def measured(work: Callable, device: str, memory: bool) -> tuple:
     """(result, seconds, "" or with `memory` the most bytes of new tensors alive at once, by the allocator's own account)."""
-    started = time.perf_counter()
+
+    def clock() -> float:
+        if device == "cuda":  # kernels run behind Python's back
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    started = clock()
     result = work()
-    seconds = round(time.perf_counter() - started, 6)
+    seconds = round(clock() - started, 6)
     if not memory:
         return result, seconds, ""
     if device == "cuda":
@@ -319,7 +329,8 @@ def selection(own: list[dict], goal: float, budget: int) -> dict[str, float]:
     clients = np.array([row["clients"] for row in own])
     line = {"clients": clients.mean(), "peak": clients.max(), "early": clients[:third].mean(), "late": clients[-third:].mean()}
     line |= {"critical": sum(row["critical"] for row in own), "fgn_error": 100 * np.mean(errors) if errors else np.nan}
-    line |= {"rounds_to": hit["round"], "uploads_to": hit["uploads"], "reached": float(hit["round"] > 0)}
+    reached = np.nan if np.isnan(goal) else float(hit["round"] > 0)
+    line |= {"rounds_to": hit["round"], "uploads_to": hit["uploads"], "reached": reached}
     return line | {"equal": within[-1] if within else np.nan}
 
 
@@ -337,6 +348,12 @@ def selection_table(rows: list[dict], setting: str, base: str) -> list[dict]:
             line[name] = float(np.mean(values)) if values else np.nan
         lines.append({"setting": setting, "method": method, **line})
     return lines
+
+
+def swept(config: Config, setting: str) -> Config:
+    """The config of one setting of a sweep, 'window=3'."""
+    pairs = dict(part.split("=") for part in setting.split())
+    return dataclasses.replace(config, **{n: type(getattr(config, n))(v) for n, v in pairs.items()})
 
 
 def calls(own: list[dict], name: str, config: Config) -> list[bool]:
@@ -371,14 +388,14 @@ def figure(rows: list[dict], config: Config, folder) -> None:
         for line in table:
             print(f"{line['method']:<22}" + "".join(f"{value:>11.1f}" for value in list(line.values())[2:]))
         if "fim" in config.detector and config.rounds > 1:
-            print(agreement(rows, setting, config))
+            print(agreement(rows, setting, swept(config, setting)))
         lines += table
     print("clients of a round: mean, peak, first and last third of the rounds; critical rounds; standard error of FGN in %;")
     print("rounds and uploads to the base's final accuracy, share of trials that reach it; accuracy at equal uploads")
     common.write_csv(folder / "selection.csv", lines)
     fig, axes = common.new_figure(len(settings[:4]), 3, height=2.6)
     for setting, column in zip(settings, axes.T, strict=False):
-        draw_selection(rows, setting, config, *column)
+        draw_selection(rows, setting, swept(config, setting), *column)
     axes[0, 0].legend(fontsize=8)
     common.save_figure(fig, folder / "fgn.png")
 

@@ -236,6 +236,14 @@ def test_peak_memory_counts_what_is_alive():
     assert fgn.measured(chained, "cpu", False)[2] == ""
 
 
+def test_time_on_the_gpu_waits_for_its_kernels(monkeypatch):
+    order = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("wait"))
+    monkeypatch.setattr(fgn.time, "perf_counter", lambda: order.append("clock") or 0.0)
+    fgn.measured(lambda: order.append("work"), "cuda", False)
+    assert order == ["wait", "clock", "work", "wait", "clock"]
+
+
 # ------------------------------------------------------------------------------------------------- the weighted mean, noise
 
 
@@ -273,6 +281,16 @@ def test_growth_without_noise_is_eq_2():
     for t in range(2, 60):
         for window in (1, 4):
             assert fgn.is_growing(values[:t], np.zeros(t), 0.01, 2.0, window) == fgn.is_critical(values[:t], 0.01, window)
+
+
+def test_growth_under_infinite_errors_and_huge_thresholds():
+    for errors in ([math.inf, 0.1], [0.1, math.inf], [math.inf] * 2):
+        assert fgn.is_growing([1.0, 2.0], errors, 0.01, 0.0)  # z = 0 heeds no error
+        assert not fgn.is_growing([2.0, 1.0], errors, 0.01, 0.0)
+        assert not fgn.is_growing([1.0, 9e9], errors, 0.01, 2.0)  # what is unknown is not growth
+    for now, critical in ((1e198, False), (3e200, False), (5e200, True)):  # 1e200 +- 2 * sqrt(1 + (1e200)^2)
+        with np.errstate(all="raise"):
+            assert fgn.is_growing([1.0, now], [1.0, 1.0], 1e200, 2.0) == critical
 
 
 # ----------------------------------------------------------------------------------------------------- the pure controller
@@ -413,6 +431,67 @@ def test_next_size_follows_from_this_round(tmp_path, capsys):
     assert len(set(n)) > 1
 
 
+def test_growth_decides_on_the_logged_fgn_and_error(tmp_path, capsys):
+    flags = ["--detector", "growth", "--z", "0.5", "--window", "2", "--rounds", "10", "--arms", "cl", "--eval-every", "9"]
+    rows = launch(tmp_path, *flags)
+    G, s = ([float(row[name]) for row in rows] for name in ("fgn", "fgn_se"))
+    ours, printed = [True], [True]
+    for t in range(1, 10):
+        a, b = ([t], [t - 1]) if t < 3 else ([t, t - 1], [t - 2, t - 3])
+        now, before = (sum(G[i] for i in part) / len(a) for part in (a, b))
+        variance = (sum(s[i] ** 2 for i in a) + 1.01**2 * sum(s[i] ** 2 for i in b)) / len(a) ** 2
+        ours.append(now - 1.01 * before > 0.5 * math.sqrt(variance))
+        printed.append(now / before - 1 >= 0.01)
+    assert [row["critical"] == "1" for row in rows] == ours
+    assert ours != printed and sum(ours) > 1
+
+
+def test_random_arm_doubles_and_halves_by_its_own_flags(tmp_path, capsys):
+    for double, sizes in (("1", "4 8 12 12"), ("0", "4 2 2 2")):
+        flags = ["--arms", "random", "--p-double", double, "--p-halve", str(1 - int(double)), "--eval-every", "4"]
+        assert [row["clients"] for row in launch(tmp_path / double, *flags)] == sizes.split()
+
+
+def test_controls_count_the_clients_that_were_dropped(tmp_path, monkeypatch, capsys):
+    """A client whose update is not finite was selected, and trained, all the same."""
+    train = common.train
+
+    def diverging(*args, lr, **options):
+        update = train(*args, lr=lr, **options)
+        if lr < 0.01:  # from the second round on
+            update.weights[0] = math.nan
+        return update
+
+    monkeypatch.setattr(common, "train", diverging)
+    rows = launch(tmp_path, "--arms", "cl", "constant", "shifted", "--on-nonfinite", "drop", "--eval-every", "4")
+    n = {arm: [int(row["clients"]) + int(row["dropped"]) for row in of(rows, f"fedavg+{arm}")] for arm in fgn.ARMS}
+    assert [row["dropped"] for row in of(rows, "fedavg+cl")] == ["0", "1", "1", "1"]
+    assert n["shifted"] == np.roll(n["cl"], 2).tolist()
+    assert sum(n["constant"]) == sum(n["cl"]) and np.ptp(n["constant"]) <= 1
+
+
+def test_two_rounds_are_local_sgd_at_a_decayed_rate_averaged_by_samples(tmp_path, capsys):
+    flags = ["--no-cl", "--rounds", "2", "--lr", "0.05", "--lr-decay", "0.5", "--weight-decay", "0.01", "--dtype", "float64"]
+    config, data, shards, _, _, streams = first_round(flags)
+    launch(tmp_path, *flags)
+    theta = common.build_model("lenet5", data, dtype=torch.float64).init(streams.seed("init"))
+    for t, lr in enumerate((0.05, 0.025)):
+        clients, moved = common.select(config, 4, streams, t), []
+        N = torch.tensor([float(len(shards[k])) for k in clients], dtype=torch.float64)
+        assert N.max() > 1.2 * N.min()
+        for k in clients:
+            net = plain_lenet(theta)
+            sgd = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=0.01)
+            for batch in common.epochs_of_batches(shards[k], 1, 16, streams("batches", t, k)):
+                batch = torch.as_tensor(batch[batch >= 0])
+                sgd.zero_grad()
+                F.cross_entropy(net(images(data, batch)), data.y_train[batch]).backward()
+                sgd.step()
+            moved.append(nn.utils.parameters_to_vector(net.parameters()).detach())
+        theta = (N[:, None] * torch.stack(moved)).sum(0) / N.sum()
+    torch.testing.assert_close(weights(tmp_path, "fedavg"), theta, rtol=0, atol=1e-10)
+
+
 def first_round(flags):
     """(config, data, shards, clients, theta_0) of the first round of a TINY run, from the same streams."""
     config, _ = common.parse(fgn.Config, fgn.PRESETS, "doc", [*TINY, *flags])
@@ -524,6 +603,32 @@ def test_selection_table_by_hand():
     assert base["equal"] == 45
 
 
+def test_without_a_base_nothing_is_said_of_reaching_it():
+    line = fgn.selection_table(scripted("x+cl", [10, 30], [4, 8], [1, 1]), "", "")[0]
+    assert math.isnan(line["reached"]) and math.isnan(line["rounds_to"]) and line["equal"] == 30
+
+
+def test_each_setting_of_a_sweep_is_reported_with_its_own_flags(tmp_path, monkeypatch, capsys):
+    """The critical rounds that the report calls on a run's own signal are those that the run logged."""
+    calls, called = fgn.calls, []
+
+    def spied(own, name, config):
+        called.append((own[0]["setting"], own[0]["method"], name, calls(own, name, config)))
+        return called[-1][-1]
+
+    monkeypatch.setattr(fgn, "calls", spied)
+    monkeypatch.setitem(fgn.PRESETS, "tiny", ("two windows", {}, {"window": (1, 2), "delta": (0.02,)}))
+    flags = ["--preset", "tiny", "--detector", "fgn", "fim", "--detect-samples", "4", "--rounds", "6", "--eval-every", "6"]
+    rows, logged = launch(tmp_path, *flags), {}
+    for row in rows:
+        logged.setdefault((row["setting"], row["method"]), []).append(row["critical"] == "1")
+    assert len(logged) == 6 and len(called) == 24  # three methods in two settings; FGN and FedFIM, in figure and in text
+    for setting, method, name, critical in called:
+        if name == ("fim" if method.endswith("fim") else "fgn"):
+            assert critical == logged[setting, method]
+    assert logged["window=1 delta=0.02", "fedavg"] != logged["window=2 delta=0.02", "fedavg"]  # same FGN, other windows
+
+
 def test_agreement_of_the_two_detectors_by_hand():
     rows = scripted("x", [1] * 5, [4] * 5, [1] * 5)
     for row, a, b in zip(rows, (1, 2, 3, 2, 3), (1, 2, 1, 0.5, 1), strict=True):
@@ -568,6 +673,8 @@ def test_presets_are_valid_and_cover_the_figures():
         ("--most 13", "--most"),
         ("--p-double .8", "--p-double"),
         ("--arms base constant", "add cl"),
+        ("--detector fgn growth --clients-per-round 3", "set --fewest 2"),
+        ("--detector growth --fewest 1", "set --fewest 2"),
         ("--delta -1", "--delta"),
         ("--base scaffold", "--base"),
         ("--detector fisher", "--detector"),
@@ -582,6 +689,11 @@ def test_wrong_flags_give_one_line_and_2(tmp_path, flags, word, capsys):
     error = capsys.readouterr().err
     assert stop.value.code == 2 and word in error and "Traceback" not in error
     assert len([line for line in error.splitlines() if "error:" in line]) == 1
+
+
+def test_growth_is_allowed_where_an_error_is_known_or_not_asked_for():
+    for flags in ("--fewest 2 --clients-per-round 3", "--z 0 --fewest 1", "--clients 1 --clients-per-round 1", ""):
+        common.parse(fgn.Config, fgn.PRESETS, "doc", [*TINY, "--detector", "growth", *flags.split()])
 
 
 def same_results(a, b, methods):
