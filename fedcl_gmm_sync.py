@@ -108,11 +108,15 @@ class Federation:
     """What stays the same from round to round."""
 
     config: Config
-    arm: Arm
+    method: str
     model: common.Model
     data: common.Data
     shards: list[np.ndarray]
     streams: common.Streams
+
+    @property
+    def arm(self) -> Arm:
+        return ARMS[self.method]
 
     @property
     def tau(self) -> float:
@@ -288,22 +292,32 @@ def mixture(scores: np.ndarray, seed: int) -> list[list[float]]:
     from sklearn.mixture import GaussianMixture
 
     L = min(COMPONENTS, len(np.unique(scores)))
+    one = [[1.0], [float(scores.mean())], [float(scores.var()) + 1e-6]]
     if L == 1:
-        return [[1.0], [float(scores.mean())], [float(scores.var()) + 1e-6]]
+        return one
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a fit that has not converged is a mixture all the same
-        fit = GaussianMixture(L, covariance_type="diag", reg_covar=1e-6, random_state=seed).fit(scores[:, None])
+        try:
+            fit = GaussianMixture(L, covariance_type="diag", reg_covar=1e-6, random_state=seed).fit(scores[:, None])
+        except ValueError:  # E[x^2] - mu^2 cancels below 0 where scores near 1e5 hardly differ: one Gaussian tells as much
+            return one
     return [fit.weights_.tolist(), fit.means_[:, 0].tolist(), fit.covariances_[:, 0].tolist()]
 
 
 def upload_mixtures(fed: Federation, state: dict, clients: np.ndarray, weights: Tensor, t: int) -> None:
-    """One pass of each local model over all its samples gives their scores; only the mixture leaves the client."""
+    """One pass of each local model over all its samples gives their scores; only the mixture leaves the client.
+
+    Finite weights can have scores that are not: NonFiniteError.
+    """
     from threadpoolctl import threadpool_limits
 
     scored = common.score(fed.model, weights, fed.data, [fed.shards[k] for k in clients], fed.config.chunk)
     with threadpool_limits(1):  # scikit-learn's sums would differ with the number of threads
         for k, (ce, _) in zip(clients, scored, strict=True):
             scores = difficulty_score(torch.as_tensor(ce), fed.tau, fed.config.lam).numpy()
+            if not np.isfinite(scores).all():
+                where = f"{fed.method} round {t + 1}: a difficulty score of client {k}"
+                raise common.NonFiniteError(f"{where} is not finite. Try a smaller --lr")
             state["mixtures"][int(k)] = mixture(scores, fed.streams.seed("mixture", t, k))
 
 
@@ -459,7 +473,7 @@ def prepare(config: Config, data: common.Data, run: common.Run) -> Federation:
     owner = None if data.owner is None else data.owner[kept]
     part = SimpleNamespace(y_train=data.y_train.cpu()[kept], owner=owner)
     shards = [kept[shard] for shard in common.client_shards(config, part, run.streams)]
-    return Federation(config, ARMS[run.method], model, data, shards, run.streams)
+    return Federation(config, run.method, model, data, shards, run.streams)
 
 
 def initial_state(fed: Federation) -> dict:

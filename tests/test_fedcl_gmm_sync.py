@@ -1,13 +1,16 @@
 """Every oracle and trap of FedCL and its baselines, against closed forms, SciPy, scikit-learn and brute-force loops."""
 
 import copy
+import csv
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from scipy.special import lambertw, rel_entr
+from sklearn.mixture import GaussianMixture
 from torch import nn
 
 import common
@@ -231,6 +234,25 @@ def test_fewer_distinct_scores_give_fewer_gaussians(scores, L):
     assert abs(np.dot(alpha, mu) - np.mean(scores)) < 1e-9 and min(variance) >= 0.99e-6
 
 
+@pytest.mark.parametrize("centre, spread", [(1e5, 1e-3), (-1e5, 1e-6), (1e7, 1e-3)])
+def test_huge_scores_that_hardly_differ_give_one_gaussian(centre, spread):
+    """Where scikit-learn's E[x^2] - mu^2 is negative in floating point and it refuses to fit."""
+    scores = centre + spread * np.random.default_rng(0).normal(size=200)
+    with pytest.raises(ValueError, match="ill-defined"):
+        GaussianMixture(3, covariance_type="diag", random_state=1).fit(scores[:, None])
+    assert g.mixture(scores, 1) == [[1.0], [scores.mean()], [scores.var() + 1e-6]]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_scores_that_are_not_finite_stop_the_run(tmp_path, monkeypatch, bad):
+    fed, state = begun(tmp_path, "fedcl-logc")
+    ce = [(np.ones(40), None), (np.array([*np.ones(39), bad]), None)]
+    monkeypatch.setattr(common, "score", lambda *_: ce)
+    with pytest.raises(common.NonFiniteError, match="fedcl-logc round 3: .*client 5 .*smaller --lr"):
+        g.upload_mixtures(fed, state, np.array([2, 5]), state["own"][:2], 2)
+    assert 5 not in state["mixtures"]
+
+
 def test_server_draws_follow_the_mixture_and_change_every_round():
     parameters = [[0.5, 0.3, 0.2], [-6.0, 0.0, 4.0], [0.04, 0.25, 1.0]]
     rounds = [g.pooled_draws({7: parameters}, common.Streams(1), t)[7] for t in range(100)]
@@ -286,6 +308,7 @@ def reference_generator(G):
     with torch.no_grad():
         net[0].weight.copy_(torch.cat([G.hidden.weight, G.column[:, None]], 1))
         net[0].bias.copy_(G.hidden.bias)
+    net[1].load_state_dict(G.norm.state_dict())
     net[3].load_state_dict(G.out.state_dict())
     return net
 
@@ -352,14 +375,28 @@ def test_rank_correlation_of_a_generator_that_obeys(tmp_path, monkeypatch):
     assert g.rank_correlation(fed, state, lambda z: torch.zeros(*z.shape[:2], 10), 0) == 0.0
 
 
+def test_generated_features_come_from_the_generator_in_eval_mode(tmp_path):
+    fed, state = begun(tmp_path)
+    g.teach(fed, state, fed.model.bind(state["weights"][None]).head, 0)  # BatchNorm's statistics are now its own
+    clients = np.array([0, 3])
+    got = g.generated(fed, state, clients, 1)
+    net = reference_generator(g.generator(fed, state["generator"])).eval()
+    for k, z, labels in zip(clients, got["z"], got["y'"], strict=True):
+        y, s, eps = g.conditions(fed, state, (3, 32), "synthetic", 1, k)
+        assert np.array_equal(labels, y)
+        expected = net(torch.cat([eps, F.one_hot(y, 10), s[..., None]], -1).flatten(0, 1)).view(3, 32, 32)
+        np.testing.assert_allclose(z, expected.detach(), rtol=1e-9, atol=1e-12)
+
+
 def one_step(fed, state, clients, extra, Q=None):
     batches = [g.schedule(fed.shards[k], 1, 32, np.random.default_rng(k)) for k in clients]
     loss = g.objective(fed, Q)
     return common.train(fed.model, state["weights"], fed.data, batches, lr=0.1, loss=loss, per_step=extra).weights
 
 
-def test_synthetic_term_moves_the_head_and_nothing_else(tmp_path):
-    fed, state = begun(tmp_path, local_steps=1)
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_synthetic_term_moves_the_head_and_nothing_else(tmp_path, weight):
+    fed, state = begun(tmp_path, local_steps=1, synthetic=weight)
     clients = np.array([0, 3])
     g.teach(fed, state, fed.model.bind(state["weights"][None]).head, 0)
     extra = g.generated(fed, state, clients, 1)
@@ -368,7 +405,7 @@ def test_synthetic_term_moves_the_head_and_nothing_else(tmp_path):
     for owner, leaf, _, begin, end in fed.model.layout:
         assert differs[begin:end].any() == (owner == "head"), (owner, leaf)
     z, y = torch.as_tensor(extra["z"][1][0]), torch.as_tensor(extra["y'"][1][0])
-    head = nn.Linear(32, 10).double()  # by hand: - lr e (mean gradient of cross-entropy), client 3
+    head = nn.Linear(32, 10).double()  # by hand: - lr weight e (mean gradient of cross-entropy), client 3
     layout = {leaf: (begin, end) for owner, leaf, _, begin, end in fed.model.layout if owner == "head"}
     with torch.no_grad():
         for leaf, (begin, end) in layout.items():
@@ -376,7 +413,7 @@ def test_synthetic_term_moves_the_head_and_nothing_else(tmp_path):
     F.cross_entropy(head(z), y).backward()
     for leaf, (begin, end) in layout.items():
         step = (mixed - plain)[1, begin:end].view_as(getattr(head, leaf))
-        torch.testing.assert_close(step, -0.1 * math.e * getattr(head, leaf).grad)
+        torch.testing.assert_close(step, -0.1 * weight * math.e * getattr(head, leaf).grad)
 
 
 # ------------------------------------------------------------------------------------- identities, bit for bit
@@ -431,6 +468,33 @@ def test_fedprox_step_against_its_formula(tmp_path):
     second = common.train(fed.model, first, fed.data, [batch[1:]], lr=0.1).weights[0]
     n = fed.model.trainable
     torch.testing.assert_close(both[:n], second[:n] - 0.1 * 0.1 * (first - state["weights"])[:n])
+
+
+def test_fedprox_run_by_hand(tmp_path):
+    got = trained(tmp_path, "fedprox", rounds=2, mu=2.0, dtype="float64")[0]["weights"]
+    fed, state = begun(tmp_path, "fedprox")
+    omega = state["weights"]
+    for t in range(2):
+        clients = g.participants(fed.config, [], fed.streams, t)
+        batches = [g.schedule(fed.shards[k], 3, 32, fed.streams("batches", t, k)) for k in clients]
+        omega = common.train(fed.model, omega, fed.data, batches, lr=0.01, proximal=2.0).weights.mean(0)
+    torch.testing.assert_close(got, omega, rtol=1e-9, atol=1e-12)
+
+
+def test_feddistill_objective_and_its_gradient_in_closed_form(tmp_path):
+    """CE + c KL(softmax(Q[y]) || p), and d / d logits = p - onehot(y) + c (p - softmax(Q[y])); label 4 has no shared logits."""
+    fed, _ = begun(tmp_path, "feddistill", distill=0.3)
+    torch.manual_seed(0)
+    Q, logits, y = torch.randn(10, 10).double(), torch.randn(2, 20, 10).double(), torch.arange(40).view(2, 20) % 10
+    Q[4], weight = math.nan, torch.full((2, 20), 1 / 20, dtype=torch.float64)
+    J = g.objective(fed, Q)(SimpleNamespace(logits=logits.requires_grad_(), y=y, weight=weight, extra={}))
+    p, target = torch.softmax(logits.detach(), -1).numpy(), torch.softmax(Q, -1).numpy()[y]
+    c, hot = 0.3 * (y != 4).numpy()[..., None], np.eye(10)[y]
+    target = np.where(c > 0, target, p)
+    expected = -np.log((p * hot).sum(-1)) + (c * rel_entr(target, p)).sum(-1)
+    np.testing.assert_allclose(J.detach(), expected.mean(1), rtol=1e-10)
+    (grad,) = torch.autograd.grad(J.sum(), logits)
+    np.testing.assert_allclose(grad, (p - hot + c * (p - target)) / 20, rtol=1e-9, atol=1e-12)
 
 
 def test_feddistill_shares_logits_and_no_weights(tmp_path):
@@ -615,6 +679,52 @@ def test_the_command_line_writes_table_and_figures(tmp_path, capsys):
     assert "frozen by rule" in out and "paper, top 5" in out
     assert {"metrics.csv", "summary.json", "accuracy.png", "phases.png", "mixtures.png"} <= {p.name for p in tmp_path.iterdir()}
     assert set(g.json.loads((tmp_path / "summary.json").read_text())["table"][""]) == {"fedcl", "fedavg"}
+
+
+@pytest.mark.parametrize("method", ["fedcl", "fedensemble", "feddistill+"])
+def test_a_dropped_client_is_left_out_everywhere(tmp_path, monkeypatch, method):
+    train = common.train
+
+    def one_diverges(*args, **kwargs):
+        update = train(*args, **kwargs)
+        update.weights[1] = math.nan
+        return update
+
+    monkeypatch.setattr(common, "train", one_diverges)
+    state, rows = trained(tmp_path, method, rounds=2, v=1.0, on_nonfinite="drop")
+    assert [(row["clients"], row["dropped"], row["uploads"]) for row in rows] == [(3, 1, 3), (3, 1, 6)]
+    kept = [np.delete(g.participants(small(), [], common.Streams(small().seed), t), 1) for t in range(2)]
+    torch.testing.assert_close(state["weights"], sum(state["own"][k] for k in kept[1]) / 3)
+    assert torch.isfinite(state["own"]).all() and all(math.isfinite(row["accuracy"]) for row in rows)
+    if method == "fedcl":
+        assert set(state["mixtures"]) == set(state["counts"]) == set(np.concatenate(kept).tolist())
+    elif method == "feddistill+":
+        known = ~state["logits"].isnan().all(2).all(1)
+        assert set(known.nonzero()[:, 0].tolist()) == set(np.concatenate(kept).tolist())
+
+
+def run_rows(tmp_path, flags) -> list[dict]:
+    g.main([*flags.split(), "--local-steps", "1", "--trials", "1", "--threads", "1", "--out", str(tmp_path)])
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_third_round_is_tested_and_the_last(tmp_path):
+    rows = run_rows(tmp_path, "--eval-every 3 --rounds 5 --clients 6 --clients-per-round 3 --method fedcl fedavg")
+    for column in ("accuracy", "loss", "accuracy_full", "accuracy_paper"):
+        assert [row[column] != "" for row in rows] == [False, False, True, False, True] * 2
+    assert all(row["train_loss"] for row in rows) and all(row["rank_correlation"] for row in rows[:5])
+
+
+def test_one_client(tmp_path):
+    """It holds every label, so both protocols agree; its mean, its ensemble and its own model are one net."""
+    rows = run_rows(tmp_path, "--clients 1 --clients-per-round 1 --rounds 3 --distill 0")
+    assert {row["method"] for row in rows} == set(g.ARMS)
+    assert all(row["accuracy_full"] == row["accuracy_paper"] for row in rows)
+    of = {method: [row["accuracy"] for row in rows if row["method"] == method] for method in g.ARMS}
+    assert of["fedavg"] == of["fedensemble"] == of["feddistill"] == of["feddistill+"]
+    # 256 of its 320 draws lie below beta_T at T = .8, which is more than v; at T = .6 and .2 fewer than v do
+    assert [row["advance"] for row in rows if row["method"] == "fedcl"] == ["natural", "forced", "forced"]
 
 
 def test_a_client_freezes_by_rule_on_mnist(real_data, tmp_path):
