@@ -110,14 +110,20 @@ MUTANTS = {
     ],
     "theory/bounds.py": [
         ("return 4 * (1 + M) * L * F + 2 * (1 + M) * B + s**2", "return 4 * (1 + M) * L * F + (1 + M) * B + s**2"),
-        ("return (4 * M * L * np.mean(F) + 2 * M * B + s**2) / len(F)", "return (4 * M * L * np.mean(F) + M * B + s**2) / len(F)"),
+        (
+            "return (4 * M * L * np.mean(F) + 2 * M * B + s**2) / len(F)",
+            "return (4 * M * L * np.mean(F) + M * B + s**2) / len(F)",
+        ),
         ("return 1 / (4 * (3 + 2 * M) * L)", "return 1 / (2 * (3 + 2 * M) * L)"),
         ("return 1 - a * f.mu, a / f.mu", "return 1 - a * f.mu / 2, a / f.mu"),
         ("return (1 + 1 / j) * (1 - a * f.mu) ** 2, (1 + j) * a**2", "return (1 - a * f.mu) ** 2, (1 + j) * a**2"),
         ("p, w = p * (1 - a * f.mu), 2 * p * a * f.L + w * c", "p, w = p * (1 - a * f.mu), p * a * f.L + w * c"),
         ("floor += p * noise / Q + w * (e * B + (1 - 1 / Q) * noise)", "floor += p * noise / Q + w * (1 - 1 / Q) * noise"),
         ("4 * f.L / f.mu * (min(a * N, 1 / f.mu) ** 2 * B", "4 * f.L / f.mu * (min(a * N, 1 / f.mu) * B"),
-        ("client = np.sqrt((f.G + np.sqrt(problem.B)) ** 2 + s**2)\n    average", "client = f.G + np.sqrt(problem.B)\n    average"),
+        (
+            "client = np.sqrt((f.G + np.sqrt(problem.B)) ** 2 + s**2)\n    average",
+            "client = f.G + np.sqrt(problem.B)\n    average",
+        ),
     ],
 }
 
