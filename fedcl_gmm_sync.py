@@ -69,7 +69,7 @@ class Config(common.Config):
     model: str = "fedgen-cnn"
     clients: int = 20
     clients_per_round: int = 10
-    rounds: int = 10
+    rounds: int = 8
     epochs: int = opt(1, "has no meaning here: --local-steps sets the local work", low=1)
     batch_size: int = 32
     min_size: int = 32

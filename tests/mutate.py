@@ -85,7 +85,7 @@ MUTANTS = {
         ("p[:, y] * leaf_norms(", "1 / data.classes * leaf_norms("),
         ("n, w = len(values), N / np.sum(N)", "n, w = len(values), np.ones(len(N)) / len(N)"),
         ("(1 - n / M)))", "1))"),
-        ("var_now + (1 + delta) ** 2 * var_before", "var_now + var_before"),
+        ("np.hypot(s_now, (1 + delta) * s_before)", "np.hypot(s_now, s_before)"),
     ],
     "fedcl_gmm_sync.py": [
         ("b = (ce.detach().double() - tau) / lam", "b = (ce.detach().double() + tau) / lam"),
