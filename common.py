@@ -1452,7 +1452,7 @@ def train_centrally(model: Model, data: Data, epochs: int, config: Config, strea
     flags = {"momentum": config.momentum, "weight_decay": config.weight_decay, "seeds": [streams.seed("central dropout")]}
     theta = train(model, model.init(streams.seed("central init")), data, batches, lr=config.lr, **flags).weights[0]
     if not torch.isfinite(theta).all():
-        raise NonFiniteError("the centrally trained net is not finite. Try a smaller --lr")
+        raise NonFiniteError("the expert, trained centrally, is not finite. Try a smaller --lr")
     return theta
 
 
