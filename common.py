@@ -811,8 +811,7 @@ def train(
     weights     for each client an array (T_k, B) of sample weights; the loss is their sum over the batch's true size
     loss        step -> (K,); `step` has net, inputs, x, y, features (K, B, F), logits (K, B, C), weight and mean (K, B),
                 frozen and extra. `mean` is 1 / batch size on real samples and 0 on padding; weight is mean times sample weight
-    penalty     step -> (K,), added to the loss
-    frozen      weights (P,) or (K, P) that step.frozen[name] offers as nets in eval mode
+    penalty     step -> (K,), added to the loss; frozen: weights (P,) or (K, P) that step.frozen[name] offers as eval nets
     per_client  tensors (K, ...), per_step lists of arrays (T_k, ...); both appear in step.extra, cut to the live clients
     augment     (uint8 images (K, B, H, W, C), extra) -> images, before normalisation
     chunk       clients stacked at once (0: chosen for the net and device); a plain net always takes 1
@@ -822,8 +821,7 @@ def train(
     lr = np.full(max(steps.max(initial=0), 1), lr) if np.isscalar(lr) else np.asarray(lr)
     order = np.argsort(-steps, kind="stable")  # so that the clients still training are always a prefix
     chunk = 1 if model.plain else chunk or model.default_chunk()
-    rank, ranks = world()
-    mine = order[rank::ranks]
+    mine = order[slice(world()[0], None, world()[1])]  # every rank gets long and short clients alike
     result = torch.zeros(len(batches), model.size, device=model.device, dtype=model.dtype)
     statistics = torch.zeros(len(batches), 2, device=model.device, dtype=torch.float64)
     for rows in (mine[i : i + chunk] for i in range(0, len(mine), chunk)):
@@ -841,11 +839,16 @@ def train(
         if weights is not None:
             group.weight = group.mean * group.stacked([weights[i] for i in rows]).to(group.mean)
         result[pick], statistics[pick] = group.run()
-    if ranks > 1:  # each row is zero on all ranks but one, so the sum is exact
-        dist.all_reduce(result)
+    return _gathered(result, statistics, steps, step_lengths(lr, momentum, proximal)[steps])
+
+
+def _gathered(weights: Tensor, statistics: Tensor, steps: np.ndarray, length: np.ndarray) -> Update:
+    """The update, from all ranks: each row is zero on all but one, so the sum is exact."""
+    if world()[1] > 1:
+        dist.all_reduce(weights)
         dist.all_reduce(statistics)
     average = statistics.cpu().numpy() / np.maximum(steps, 1)[:, None]
-    return Update(result, steps, step_lengths(lr, momentum, proximal)[steps], average[:, 0], average[:, 1])
+    return Update(weights, steps, length, average[:, 0], average[:, 1])
 
 
 class _Group:
@@ -1600,6 +1603,7 @@ def load_checkpoint(path: Path, device: str = "cpu") -> dict:
 
 
 def resolve_device(name: str) -> str:
+    """'auto' is the GPU where torch finds one."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
@@ -1873,6 +1877,7 @@ def interval(d: dict) -> str:
 
 
 def spread(values: np.ndarray) -> dict[str, float]:
+    """Mean and sample standard deviation (0 for one value)."""
     return {"mean": float(values.mean()), "std": float(values.std(ddof=1)) if len(values) > 1 else 0.0}
 
 
@@ -1945,6 +1950,7 @@ def new_figure(columns: int = 1, rows: int = 1, width: float = 5.0, height: floa
 
 
 def save_figure(figure, path: Path) -> None:
+    """Writes the PNG and frees the figure."""
     import matplotlib.pyplot as plt
 
     figure.savefig(path, dpi=150)
