@@ -343,6 +343,7 @@ PRESETS = {
 
 
 def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
     common.launch(Config, PRESETS, __doc__, methods, federate, figure, argv=argv)
 
 

@@ -255,6 +255,7 @@ def local_epochs(config, t: int) -> int:
 
 
 def sgd(config) -> dict:
+    """The flags that `common.train` takes as they are."""
     return {name: getattr(config, name) for name in ("lr", "momentum", "weight_decay", "chunk")}
 
 
@@ -485,6 +486,7 @@ PRESETS = {
 
 
 def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
     common.launch(Config, PRESETS, __doc__, lambda config: config.arms, federate, figure, argv=argv)
 
 

@@ -272,6 +272,7 @@ PRESETS = {
 
 
 def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
     common.launch(Config, PRESETS, __doc__, lambda config: config.order, federate, figure, argv=argv)
 
 

@@ -186,6 +186,7 @@ def replayed_sizes(arm: str, sizes: np.ndarray, shift: float) -> np.ndarray:
 
 
 def cl_arms(config: Config) -> list[str]:
+    """The names of the FedCL arms, one for each detector."""
     return [f"{config.base}+cl" + ("" if d == "fgn" else f"-{d}") for d in dict.fromkeys(config.detector)]
 
 
@@ -478,6 +479,7 @@ PRESETS = {
 
 
 def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
     controls = [f"{base}+{arm}" for base in BASES for arm in ("constant", "shifted")]
     common.launch(Config, PRESETS, __doc__, methods, federate, figure, second=controls, argv=argv)
 

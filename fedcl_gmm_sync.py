@@ -621,6 +621,7 @@ PRESETS = {
 
 
 def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
     common.launch(Config, PRESETS, __doc__, lambda config: config.method, federate, figure, argv=argv)
 
 
