@@ -46,7 +46,7 @@ class Config(common.Config):
 
     arms: tuple = opt(ARMS, "what to compare: the curriculum, the base alone, random groups", choices=ARMS, many=True)
     features: str = opt("pixels", "what is clustered: pixels, 8x8 means, features of a warm-up net", choices=tuple(RHO))
-    warmup: int = opt(5, "rounds of FedAvg that train the encoder", low=1)
+    warmup: int = opt(5, "rounds of FedAvg that train the encoder", low=1, high=100_000)
     rho: float = opt(
         -1.0, "vigilance (-1: .35 on pixels, .4 on pooled, both .6 if grey, .7 on encoder features)", low=-1, high=1
     )
@@ -60,7 +60,7 @@ class Config(common.Config):
     ramp: float = opt(0.0, "fraction of the rounds over which w_small moves to w_large (0: never)", low=0, high=1)
     augment: str = opt("none", "of the training images", choices=("none", "crop-flip", "crop-flip-rotate"))
     flip: float = opt(0.0, "share of the training labels replaced by wrong ones (0: none)", low=0, high=1)
-    solo_epochs: int = opt(100, "local epochs of SOLO in all, spread over the rounds", low=1)
+    solo_epochs: int = opt(100, "local epochs of SOLO in all, spread over the rounds", low=1, high=1_000_000)
     projection: bool = opt(False, "MOON's projection head under every base, to compare bases (under moon it always is)")
 
     def check(self) -> None:

@@ -70,13 +70,13 @@ class Config(common.Config):
     clients: int = 20
     clients_per_round: int = 10
     rounds: int = 8
-    epochs: int = opt(1, "has no meaning here: --local-steps sets the local work", low=1)
+    epochs: int = opt(1, "has no meaning here: --local-steps sets the local work", low=1, high=100_000)
     batch_size: int = 32
     min_size: int = 32
     mu: float = opt(0.1, "of fedprox (0: no term)", low=0)
 
     method: tuple = opt(tuple(ARMS), "methods to compare, paired", choices=ARMS, many=True)
-    local_steps: int = opt(20, "T, SGD steps of a client in a round", low=1)
+    local_steps: int = opt(20, "T, SGD steps of a client in a round", low=1, high=100_000)
     data_share: float = opt(0.0, "share of the training set that the users hold (0: half; all of digits)", low=0, high=1)
     eval: str = opt("full", "accuracy reported: on the full test set, or on labels a user holds", choices=("full", "paper"))
     tau: float = opt(10.0, "loss that parts easy from hard (0: log of the number of classes)", low=0)
@@ -89,7 +89,7 @@ class Config(common.Config):
     phase_quorum: float = opt(1.0, "q, share of frozen clients that ends a phase", above=0, high=1)
     synthetic: float = opt(1.0, "weight of the generated samples' loss (0: none)", low=0)
     distill: float = opt(0.1, "c of feddistill (0: no term)", low=0)
-    generator_hidden: int = opt(256, "width of the generator", low=1)
+    generator_hidden: int = opt(256, "width of the generator", low=1, high=65_536)
 
     def check(self) -> None:
         super().check()

@@ -1,10 +1,12 @@
-"""python tests/mutate.py [--only common.py ...] [--jobs 2]
+"""python tests/mutate.py [--only common.py ...] [--first 0 --count 20] [--jobs 2]
 
 Breaks the algorithms on purpose, one sign, term or index at a time, and counts how many of the mutants the tests catch. Each
-mutant is a copy of the project in a temporary folder; the tests of its file run there until the first failure. Lists survivors.
+mutant is a copy of the project in a temporary folder; the tests of its file run there, the shortest first, until one fails.
+Lists the survivors.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -128,37 +130,78 @@ MUTANTS = {
 }
 
 
-def caught(name: str, old: str, new: str) -> tuple[bool, str]:
+# Run beside the tests: it notes how long each takes, and where that is known it runs the shortest first.
+ORDER = """
+import json, pathlib
+file, seconds = pathlib.Path("seconds.json"), {}
+known = json.loads(file.read_text()) if file.exists() else {}
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: known.get(item.nodeid, 0.0))
+
+def pytest_runtest_logreport(report):
+    seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
+
+def pytest_sessionfinish():
+    if not known:
+        file.write_text(json.dumps(seconds))
+"""
+LONGEST = 900  # seconds after which a mutant's tests count as hanging
+
+
+def tests_of(name: str) -> str:
+    return "tests/test_theory.py" if name.startswith("theory") else f"tests/test_{Path(name).stem}.py"
+
+
+def run_tests(copy: Path, name: str) -> tuple[int, str]:
+    """(exit status of pytest, first failed test) of the tests of the file, which stop at the first failure."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "order"]
+    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            [*command, tests_of(name)], cwd=copy, env=environment, capture_output=True, text=True, timeout=LONGEST
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"(no end after {LONGEST} s)"
+    failed = [line.split("::")[-1].split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return done.returncode, failed[0] if failed else ""
+
+
+def caught(whole: Path, name: str, old: str, new: str) -> tuple[bool, str]:
     """Whether the tests of the file fail on the mutant, and the name of the test that caught it."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "project"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "runs", "results", "__pycache__", "data"))
-        path = copy / name
-        text = path.read_text()
-        assert text.count(old) == 1, f"{name}: {old!r} stands there {text.count(old)} times"
-        path.write_text(text.replace(old, new))
-        tests = "tests/test_theory.py" if name.startswith("theory") else f"tests/test_{path.stem}.py"
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", tests]
-        done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
-        failed = [
-            line.split("::")[-1].split(" ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
-        ]
-        return done.returncode == 1, failed[0] if failed else ""
+        shutil.copytree(whole / Path(name).stem, copy)
+        text = (copy / name).read_text()
+        (copy / name).write_text(text.replace(old, new))
+        status, test = run_tests(copy, name)
+        return status == 1, test
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=list(MUTANTS), choices=MUTANTS)
+    parser.add_argument("--first", type=int, default=0, help="number of the first mutant to try, of those of --only")
+    parser.add_argument("--count", type=int, default=10**6, help="how many to try")
     parser.add_argument("--jobs", type=int, default=2)
     flags = parser.parse_args()
-    work = [(name, old, new) for name in flags.only for old, new in MUTANTS[name]]
+    work = [(name, old, new) for name in flags.only for old, new in MUTANTS[name]][flags.first : flags.first + flags.count]
     for name, old, _ in work:  # a mutant that no longer fits its file is a mistake of this list
         assert (ROOT / name).read_text().count(old) == 1, f"{name}: {old!r}"
     count = 0
-    with ThreadPoolExecutor(flags.jobs) as pool:
-        for (name, old, new), (dead, test) in zip(work, pool.map(lambda w: caught(*w), work), strict=True):
+    with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(flags.jobs) as pool:
+        for name in dict.fromkeys(name for name, *_ in work):  # the tests must pass on the whole file, or 'caught' says nothing
+            copy = Path(top) / Path(name).stem
+            left = (".git", "runs", "results", "__pycache__", "data", ".pytest_cache", ".ruff_cache")
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*left))
+            (copy / "order.py").write_text(ORDER)
+            status, test = run_tests(copy, name)
+            assert status == 0, f"{tests_of(name)} fails on the unchanged file: {test}"
+            print(f"{tests_of(name)} passes on the unchanged {name}", flush=True)
+        results = pool.map(lambda each: caught(Path(top), *each), work)
+        for (name, old, new), (dead, test) in zip(work, results, strict=True):
             count += dead
-            print(f"{'caught' if dead else 'SURVIVED'}: {name}: {old.strip()} -> {new.strip()} {test}", flush=True)
+            print(f"{'caught' if dead else 'SURVIVED'}: {name}: {old.strip()} -> {new.strip()} | {test}", flush=True)
     print(f"{count} of {len(work)} mutants caught")
     sys.exit(count < 0.95 * len(work))
 
