@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import signal
 import sys
 import time
@@ -256,6 +257,14 @@ def _tree(path: Path) -> tuple:
 
 MOST_CLASSES = 100_000
 DATASETS = ("digits", "mnist", "fmnist", "emnist", "cifar10", "cifar100", "celeba", "shakespeare")
+PLACES = {  # where torchvision looks for them under --data-dir
+    "mnist": "MNIST/raw/*-ubyte",
+    "fmnist": "FashionMNIST/raw/*-ubyte",
+    "emnist": "EMNIST/raw/emnist-letters-*-ubyte",
+    "cifar10": "cifar-10-batches-py/",
+    "cifar100": "cifar-100-python/",
+    "celeba": "celeba/img_align_celeba/ and celeba/*.txt",
+}
 
 
 @functools.lru_cache(maxsize=2)
@@ -277,7 +286,7 @@ def load_data(name: str, root: str | None = None, device: str = "cpu", size: int
             arrays = _torchvision(name, folder)
         except (OSError, RuntimeError, ValueError, EOFError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            hint = f"put torchvision's files under {folder} or connect to the network"
+            hint = f"put {PLACES[name]} there or connect to the network"
             raise UsageError(f"--dataset {name}: not readable from --data-dir {folder} ({reason}); {hint}") from None
     elif name.endswith(".npz") and Path(name).is_file():
         arrays = _npz(Path(name))
@@ -1711,7 +1720,7 @@ def _launch(config, sweep, methods, federate, figure, second, command) -> None:
         runs = [Run(each, method, setting, trial, folder) for each, method, setting, trial in work]
         rows = [row for run in runs if run.path.exists() for row in load_checkpoint(run.path)["rows"]]
         _keep(rows, work, folder)
-        again = " ".join([*(part for part in command if part != "--resume"), "--resume"])
+        again = shlex.join([*(part for part in command if part != "--resume"), "--resume"])
         say(f"\nstopped: {len(rows)} rounds are kept in {folder}. To go on:\n  python {again}")
         sys.exit(stop.status if isinstance(stop, _Terminated) else 130)
 
@@ -1885,7 +1894,7 @@ def report(rows, config, folder: Path, command, seconds: float) -> dict:
     """Prints the table, final round and mean of the last ten beside each other, and writes summary.json."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
     summary = {
-        "command": " ".join(["python", Path(command[0]).name, *command[1:]]),
+        "command": shlex.join(["python", Path(command[0]).name, *command[1:]]),
         "device": _device_name(config),
         "versions": _versions(),
         "seconds": round(seconds, 1),
