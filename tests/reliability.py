@@ -185,19 +185,16 @@ def legal_value(rng, flag: str, meta: dict, script) -> list[str]:
     return [str(rng.choice(["tiny.npz", "tree"]))] if flag == "--dataset" else [str(rng.choice(["a", "b c", "\u00fc"]))]
 
 
+def short_run(script) -> list[str]:
+    """Flags of a run that takes a tenth of a second."""
+    line = ["--dataset=tiny.npz", "--device=cpu", "--threads=1", "--model=lenet5", *(f"--{k}={v}" for k, v in TINY.items())]
+    return [*line, *QUICK[script.__name__].split()]
+
+
 def random_line(rng, script) -> list[str]:
     """A short run with one to three flags changed; in six of ten some to a random word or to too few or many."""
     flags = flags_of(script)
-    line = [
-        "--dataset",
-        "tiny.npz",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        *(f"--{flag}={value}" for flag, value in TINY.items()),
-    ]
-    line += QUICK[script.__name__].split()
+    line = short_run(script)
     wild = rng.random() < 0.6
     for _ in range(rng.integers(1, 4)):
         flag = str(rng.choice([*flags, "--preset", "--no-such-flag"], p=[0.98 / len(flags)] * len(flags) + [0.015, 0.005]))
@@ -257,9 +254,10 @@ def fault_of(status: int, output: str, errors: str, seen: dict) -> str:
     return "" if status in (0, 2, 3) else f"exit {status}: {errors}"
 
 
-def command_lines(seed=0, first=0, count=10_000) -> collections.Counter:
-    """How many lines trained (exit 0), were refused (2) or diverged (3), over all scripts in turn; the rest are faults."""
-    tally, seen, train, launch = collections.Counter(), {}, common.train, common._launch
+@contextlib.contextmanager
+def watched():
+    """A temporary folder to work in and a function (script, line) -> (status, fault) that runs a line in this process there."""
+    seen, train, launch = {}, common.train, common._launch
 
     def counted(*args, **flags):
         update = train(*args, **flags)
@@ -273,6 +271,14 @@ def command_lines(seed=0, first=0, count=10_000) -> collections.Counter:
     def closed(figure, path):
         importlib.import_module("matplotlib.pyplot").close(figure)
 
+    def run(script, line):
+        seen.update(steps=0, launched=None)
+        try:
+            status, output, errors = run_line(script, line)
+            return status, fault_of(status, output, errors, seen)
+        except Exception:
+            return None, traceback.format_exc()
+
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.callback(os.chdir, os.getcwd())
@@ -285,16 +291,18 @@ def command_lines(seed=0, first=0, count=10_000) -> collections.Counter:
         gmm = importlib.import_module("fedcl_gmm_sync")  # the generator's lessons and the flush to disk take most time
         stack.enter_context(mock.patch.multiple(gmm, TEACHING_STEPS=2, TEACHING_BATCH=8))
         stack.enter_context(mock.patch("os.fsync"))
+        yield folder, run
+
+
+def command_lines(seed=0, first=0, count=10_000) -> collections.Counter:
+    """How many lines trained (exit 0), were refused (2) or diverged (3), over all scripts in turn; the rest are faults."""
+    tally = collections.Counter()
+    with watched() as (folder, run):
         for k in range(first, first + count):
             script = importlib.import_module(SCRIPTS[k % len(SCRIPTS)])
             line = random_line(np.random.default_rng([seed, k]), script)
             line = line if "--out" in line else [*line, "--out", f"run{k}"]
-            seen |= {"steps": 0, "launched": None}
-            try:
-                status, output, errors = run_line(script, line)
-                fault = fault_of(status, output, errors, seen)
-            except Exception:
-                status, fault = "fault", traceback.format_exc()
+            status, fault = run(script, line)
             if fault:
                 print(f"FAULT {script.__name__}.py {line}: {fault}", flush=True)
             tally["fault" if fault else status] += 1
