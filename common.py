@@ -284,7 +284,7 @@ def load_data(name: str, root: str | None = None, device: str = "cpu", size: int
     elif name in DATASETS:
         try:
             arrays = _torchvision(name, folder)
-        except (OSError, RuntimeError, ValueError, EOFError) as error:
+        except Exception as error:  # torchvision asserts, looks up and unpickles: each damage has its own word
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             hint = f"put {PLACES[name]} there or connect to the network"
             raise UsageError(f"--dataset {name}: not readable from --data-dir {folder} ({reason}); {hint}") from None
