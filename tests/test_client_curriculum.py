@@ -112,6 +112,13 @@ def test_the_block_of_29_percent_of_100_is_29():
     assert set(range(100, 129)) <= set(second) and not set(range(100, 129)) & set(first)
 
 
+def test_a_block_rounds_down_so_that_one_sample_is_dealt_at_random():
+    """floor(.9 x 1) = 0 of each client's only sample is in the ordered block."""
+    shards, labels, loss = [np.array([i]) for i in range(40)], np.zeros(40, dtype=int), np.arange(40.0)
+    dealt = [np.concatenate(script.reconstitute(shards, labels, loss, 0.9, np.random.default_rng(seed))) for seed in (1, 2)]
+    assert not np.array_equal(dealt[0], dealt[1]) and not np.array_equal(dealt[0], np.arange(40))
+
+
 def test_data_left_out_by_parts_stays_out(base):
     shards, labels, loss = base
     new = script.reconstitute(shards[3:9], labels, loss, 0.5, np.random.default_rng(0))
@@ -242,6 +249,12 @@ def test_pool_grows_from_20_to_100_as_the_budget_is_spent():
     assert pools == [min(20 + u // 10, 100) for u in calls] and pools[0] == 20 and pools[-1] == 100
     last = rounds[-1][1]
     assert last["downloads"] == last["scalars"] == 100 * len(calls)
+
+
+def test_all_are_scored_anew_only_when_the_pool_cannot_fill_a_mini_batch():
+    """By hand: pools of 20, 22, 24 and 26 clients with 0, 0, 2 and 6 left waiting are 2, 2, 2 and 3 mini-batches of 10."""
+    _, calls = played(PAPER, "curriculum", np.random.default_rng(0).random(100))
+    assert calls[:5] == [0, 20, 40, 60, 90]
 
 
 @pytest.mark.parametrize("order", ["curriculum", "anti"])
