@@ -190,8 +190,8 @@ def _shakespeare(path: Path) -> tuple:
 
     Windows of 80 characters do not overlap in training text; a character outside LEAF's 80 is read as a space.
     """
-    path = path / "tinyshakespeare.txt" if path.is_dir() else path
-    if not path.is_file():
+    path = path / "tinyshakespeare.txt" if os.path.isdir(path) else path
+    if not os.path.isfile(path):
         raise UsageError(f"--dataset shakespeare: put a text of 'SPEAKER:' blocks at {path}")
     roles: dict[str, list[str]] = {}
     for block in path.read_text(encoding="utf-8", errors="replace").split("\n\n"):
@@ -288,9 +288,9 @@ def load_data(name: str, root: str | None = None, device: str = "cpu", size: int
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             hint = f"put {PLACES[name]} there or connect to the network"
             raise UsageError(f"--dataset {name}: not readable from --data-dir {folder} ({reason}); {hint}") from None
-    elif name.endswith(".npz") and Path(name).is_file():
+    elif name.endswith(".npz") and os.path.isfile(name):  # False for a name too long to be one
         arrays = _npz(Path(name))
-    elif Path(name).is_dir():
+    elif os.path.isdir(name):
         arrays = _tree(Path(name))
     else:
         raise UsageError(f"--dataset {name}: not one of {', '.join(DATASETS)}, nor an .npz file or folder that exists")
@@ -1759,6 +1759,8 @@ def _possible(config: Config) -> None:
     build_model(config.model, data, device, dtype, config.width)
     if config.partition != "natural" and max(config.parts, config.clients) * config.min_size > len(data.y_train):
         raise UsageError(f"--clients {config.clients}: the training set has only {len(data.y_train)} samples")
+    if config.partition == "natural":
+        client_shards(config, data, Streams(config.seed))  # raises where there are too few natural clients
     if world()[1] > 1 and config.jobs > 1:
         raise UsageError("--jobs: under torchrun the ranks share each run; leave --jobs at 1")
 
