@@ -202,7 +202,8 @@ def random_line(rng, script) -> list[str]:
         if meta is None:
             line += [flag, str(rng.choice(list(script.PRESETS)))]
         elif wild and rng.random() < 0.6:
-            line += [flag, *(str(word) for word in rng.choice(WORDS, rng.choice(3, p=[0.1, 0.8, 0.1])))]
+            words = [word for word in WORDS if not (flag in ONE_PROCESS and word in ("2", "10"))]
+            line += [flag, *(str(word) for word in rng.choice(words, rng.choice(3, p=[0.1, 0.8, 0.1])))]
         elif meta["kind"] is bool:
             line.append(flag if rng.random() < 0.5 else "--no-" + flag[2:])
         else:
