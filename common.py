@@ -1769,6 +1769,10 @@ def _prepare(folder: Path, config: Config) -> None:
     """The run's folder: a fresh one, or the one to resume, whose flags must be the same."""
     flags = dataclasses.asdict(config)
     path = folder / "config.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder}: {error.strerror}") from None
     for half_written in (folder / "checkpoints").glob("*.tmp"):
         half_written.unlink()
     if config.resume and path.exists():
@@ -1788,7 +1792,6 @@ def _prepare(folder: Path, config: Config) -> None:
         for old in (folder / "checkpoints").glob("*.pt*"):
             old.unlink()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(json.dumps(flags, indent=1).encode()))
     except OSError as error:
         raise UsageError(f"--out {folder}: {error.strerror}") from None
