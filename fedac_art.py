@@ -435,7 +435,8 @@ def draw_tsne(kept: dict, path) -> None:
     for (arm, one), line in zip(kept.items(), axes, strict=True):
         classes, colour = np.unique(one["labels"].cpu().numpy(), return_inverse=True)
         for axis, z, client in zip(line, one["features"].cpu().numpy(), one["clients"], strict=False):
-            points = TSNE(perplexity=min(30, len(z) - 1), init="pca", random_state=0).fit_transform(z)
+            tsne = TSNE(perplexity=min(30, max(len(z) - 1, 1)), init="pca", random_state=0)
+            points = tsne.fit_transform(z) if len(z) > 2 else z[:, :2]  # two points have no map but themselves
             dots = axis.scatter(*points.T, c=colour, cmap="tab10", vmin=-0.5, vmax=9.5, s=12)
             axis.set_title(f"{arm}, client {client}, silhouette {separation(z, colour):.2f}", fontsize=8)
             axis.set(xticks=[], yticks=[])
