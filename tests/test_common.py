@@ -430,6 +430,55 @@ def test_stacked_clients_do_not_touch_one_another():
     assert torch.equal(dirty.weights[[0, 2]], clean.weights[[0, 2]])
 
 
+class Pretended(str):
+    """The CPU, answering to the GPU's name too: `train` takes the GPU's path, but for the recording of a CUDA graph."""
+
+    def __eq__(self, other):
+        return other in ("cpu", "cuda")
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("setting", ["plain", "everything"])
+@pytest.mark.parametrize("name", ["lenet5", "fedgen-cnn"])
+def test_the_steps_of_a_gpu_equal_those_of_a_cpu(name, setting, monkeypatch):
+    """Counter, schedules and learning rates on the device; plain arithmetic where the CPU has torch's fused kernel."""
+    replays = []
+    replay = common._Group.replay
+    monkeypatch.setattr(common._Group, "replay", lambda group, *span: (replays.append(span), replay(group, *span)))
+    data, flags = made_up(16), dict(SETTINGS[setting])
+    model = common.build_model(name, data, dtype=DOUBLE)
+    schedules = ragged_schedules(data, (40, 12, 33, 3), 3, np.random.default_rng(5))
+    if flags.pop("correction", False):
+        flags["correction"] = 0.05 * torch.randn(4, model.trainable, dtype=DOUBLE, generator=torch.manual_seed(2))
+    if flags.pop("weights", False):
+        flags["weights"] = [np.random.default_rng(3).uniform(0, 3, b.shape) for b in schedules]
+    lr = 0.05 * (1 + 0.3 * np.arange(14)) ** -0.75
+    updates = []
+    for device in ("cpu", Pretended("cpu")):
+        model.device = device
+        updates.append(common.train(model, jittered(model.init(1), 4), data, schedules, lr=lr, **flags))
+    assert replays or name == "fedgen-cnn"  # a net with batch norm and a padded batch goes client by client
+    assert (updates[0].weights - updates[1].weights).abs().max() < 1e-12
+    np.testing.assert_allclose(updates[0].grad_sq, updates[1].grad_sq, rtol=1e-10)
+
+
+def test_pooling_before_the_bias_changes_no_bit():
+    """max(a + b) = max(a) + b in floating point too, since rounding is monotone."""
+    torch.manual_seed(0)
+    ours, x = common.Conv2d(6, 8, 3, padding=1), torch.randn(5, 6, 12, 12)
+    ordinary = F.max_pool2d(F.conv2d(x, ours.weight, None, 1, 1) + ours.bias[:, None, None], 2)
+    ours.weight, ours.bias = nn.Parameter(ours.weight[None].detach()), nn.Parameter(ours.bias[None].detach())
+    assert torch.equal(ours(x, pool=2), ordinary)
+
+
+def test_gradients_of_a_batched_linear_map():
+    torch.manual_seed(0)
+    arguments = [torch.randn(*shape, dtype=DOUBLE, requires_grad=True) for shape in ((3, 4, 5), (3, 2, 5), (3, 2))]
+    assert torch.autograd.gradcheck(common._Affine.apply, arguments)
+    assert torch.autograd.gradgradcheck(common._Affine.apply, arguments)
+
+
 def test_client_without_samples_returns_what_it_was_given():
     data = made_up(16)
     model = common.build_model("lenet5", data)
