@@ -1,6 +1,7 @@
 """theory/ against closed forms, brute-force loops, Monte Carlo and the numbers of the specification."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from theory.local_sgd import exact_moments, one_step, simulate
 from theory.model import (
     Clients,
     annealed_steps,
+    diminishing_steps,
     kinked,
     make_problem,
     opposed,
@@ -201,6 +203,19 @@ def test_lemmas_are_the_sums_over_clients_they_state(rng):
         assert bounds.lemma5_corrected(*arguments, Q, 2, form) == pytest.approx(drift + spread)
 
 
+def test_lemmas_that_hold_as_printed_hold_on_random_states(rng):
+    for _ in range(1000):
+        clients, biases, a, B, M, s = problems.random_state(rng)
+        a *= min(1.0, 2 * bounds.lemma4_step(clients.f.L, M, len(biases)))
+        step, L, above = one_step(clients, biases, a, M, s), clients.f.L, 1 + 1e-9
+        moved = clients.average - a * clients.f.gradient(clients.theta).mean(0)
+        assert (step.second <= bounds.lemma1_printed(clients.gaps, B, L, M, s) * above + check.ZERO).all()
+        assert step.off_mean <= bounds.lemma2_printed(clients.gaps, B, L, M, s) * above + check.ZERO
+        assert moved @ moved <= bounds.lemma3_printed(clients, a) * above + check.ZERO
+        assert bounds.lemma4_printed(clients, a, B, M, s) * above + check.ZERO >= step.E
+        assert step.spread <= bounds.equation5_printed(clients, B, M, s) * above + check.ZERO
+
+
 def test_corrected_lemmas_hold_on_random_states(rng):
     for _ in range(1000):
         clients, biases, a, B, M, s = problems.random_state(rng)
@@ -273,6 +288,15 @@ def test_bounds_raise_outside_their_hypotheses():
     fails("M = 0", bounds.theorem1_closed, inside)
     fails("one constant step", bounds.theorem1_closed, small_quadratic(M=0.0))
     fails("finite G", bounds.theorem2_corrected, inside)
+    smaller = make_problem(quadratic([1.0]), [1.0], np.full((2, 2), 0.6), 0.1, opposed(2))
+    fails("1 / \\(2L\\)", bounds.theorem1_closed, smaller)
+    fails("M = 0 and mu > 0", bounds.theorem1_closed, rational_run)
+    fails("do not depend", bounds.theorem1_closed, problems.moving_centre())
+    varying = make_problem(rational(1), [1.0], np.full((2, 2), 0.1), 0.1, opposed(2))
+    varying = replace(varying, biases=lambda t, j, theta: 0 * theta)
+    for form in (bounds.theorem2_uncorrelated, bounds.theorem2_corrected):
+        fails("do not depend", form, varying)
+    fails("one squared gradient per round", bounds.ergodic_sum, rational_run, np.ones(3), True)
     noisy = make_problem(rational(1), [1.0], np.full((2, 2), 0.1), 0.1, opposed(2), M=1.0)
     for form in (
         bounds.theorem2_printed,
@@ -287,7 +311,110 @@ def test_bounds_raise_outside_their_hypotheses():
     fails("minimum", bounds.lemma1_printed, -1.0, 0.1, 1.0, 0.0, 0.1)
     fails("mu > 0", bounds.lemma5_printed, rational(1), 0.1, 0.1, 0.1, 0.1, 0.0, 0.1)
     fails("mu \\+ L", bounds.lemma5_corrected, quadratic([1.0]), 0.1, 0.1, 1.5, 0.1, 0.0, 0.1, 2, 1)
+    fails("mu > 0", bounds.lemma5_proof, rational(1), 0.1, 0.1, 0.1, 0.1, 0.0, 0.1)
+    fails("mu > 0", bounds.lemma5_corrected, rational(1), 0.1, 0.1, 0.1, 0.1, 0.0, 0.1, 2, 1)
+    fails("V = 0 at j = 0", bounds.lemma5_corrected, quadratic([1.0]), 0.1, 0.1, 0.1, 0.1, 0.0, 0.1, 2, 0)
+    fails("unknown form", bounds.lemma5_corrected, quadratic([1.0]), 0.1, 0.1, 0.1, 0.1, 0.0, 0.1, 2, 1, "guess")
+    fails("mu > 0", bounds.equation6_printed, rational_run, np.ones(5), 0)
+    nonconvex = Clients(rational(1), np.ones((2, 1)))
+    fails("mu > 0", bounds.lemma3_printed, nonconvex, 0.1)
+    for form in (bounds.lemma4_printed, bounds.lemma4_corrected):
+        fails("mu > 0", form, nonconvex, 0.01, 0.1, 0.0, 0.1)
+    for form in (bounds.lemma3_printed, lambda c, a: bounds.lemma4_printed(c, a, 0.1, 0.0, 0.1)):
+        fails("alpha > 0", form, state, 0.0)
     fails("gamma", bounds.sigma_corrected, 1.0, 0.6, np.ones(3), 1.0)
+    for form in (bounds.sigma_printed, lambda *x: bounds.sigma_corrected(*x, 1.0)):
+        fails("gamma > 0", form, 1.0, 0.0, np.ones(3))
+        fails("T >= 1", form, 1.0, 0.1, np.ones(1))
+    fails("gamma >= 0", dissimilarity.rho_corrected, 1.0, 1.0, 1.0, -0.1)
+    fails("mu > 0", dissimilarity.rho_printed, 0.0)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan])
+def test_the_lemmas_refuse_negative_numbers_and_nan(bad):
+    lemmas = (
+        bounds.lemma1_printed,
+        bounds.lemma1_derived,
+        bounds.lemma1_corrected,
+        bounds.lemma2_printed,
+        bounds.lemma2_corrected,
+    )
+    for form in lemmas:
+        for place in range(5):
+            arguments = [np.full(2, 0.3), 0.2, 1.0, 0.5, 0.1]  # F, B, L, M, s
+            assert np.isfinite(form(*arguments)).all()
+            arguments[place] = arguments[place] * bad
+            fails("minimum" if place == 0 else "B >= 0", form, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("match", "change"),
+    [
+        ("finite vector", {"theta0": np.array([np.nan, 0.0])}),
+        ("finite vector", {"theta0": 0.5}),
+        ("steps are positive", {"steps": np.array([[0.1, -0.1]] * 3)}),
+        ("steps are positive", {"steps": np.array([[0.1, np.nan]] * 3)}),
+        ("steps are \\(T", {"steps": np.full(3, 0.1)}),
+        ("steps are \\(T", {"steps": np.zeros((0, 2))}),
+        ("B has the shape", {"B": np.ones((3, 1))}),
+        ("B >= 0", {"B": np.full((3, 2), -1.0)}),
+        ("B >= 0", {"B": np.full((3, 2), np.nan)}),
+        ("M >= 0", {"M": -0.1}),
+        ("M >= 0", {"s": -0.1}),
+        ("M >= 0", {"s": np.nan}),
+        ("biases are", {"biases": np.zeros((3, 2, 4, 1))}),
+        ("biases are", {"Q": 3}),
+        ("\\|\\|b_k", {"B": np.full((3, 2), 0.04)}),
+        ("\\|\\|b_k", {"biases": np.full((3, 2, 4, 2), np.nan)}),
+        ("sum to zero", {"biases": np.full((3, 2, 4, 2), 0.1)}),
+    ],
+)
+def test_a_problem_is_held_to_assumption_1(match, change):
+    problem = make_problem(quadratic([1.0, 2.0]), [1.0, 2.0], np.full((3, 2), 0.1), 0.05, opposed(4, 2))
+    fails(match, lambda: replace(problem, **change))
+
+
+def test_what_makes_no_sense_is_refused():
+    fails("positive", quadratic, [1.0, 0.0])
+    fails("positive", quadratic, [np.nan])
+    for mu, L in ((0.0, 1.0), (2.0, 1.0), (np.nan, 1.0)):
+        fails("mu <= L", kinked, mu, L)
+    fails("B >= 0", make_problem, quadratic([1.0]), [1.0], np.full((2, 2), 0.1), -1.0, opposed(2))
+    fails("even", opposed, 0)
+    fails("at least one round", schedule, "client", 0, 3)
+    fails("mean >= 0", schedule, "client", 3, 3, -1.0)
+    fails("first", schedule, "client", 3, 3, 1.0, 1.5)
+    fails("offset > 0", diminishing_steps, 3, 3, 1.0, 0.0)
+    fails("replica", simulate, problems.kinked_problem(), 0)
+    state = Clients(quadratic([1.0]), np.ones((2, 1)))
+    fails("like theta", one_step, state, np.zeros((3, 1)), 0.1, 0.0, 0.0)
+    fails("alpha > 0", one_step, state, np.zeros((2, 1)), -0.1, 0.0, 0.0)
+    fails("3 samples", hessian.thirds, np.ones(2))
+    clients = dissimilarity.random_clients(np.random.default_rng(0))
+    fails("mu > 0", clients.proximal_round, np.ones(4), 0.0)
+    fails("weights", dissimilarity.QuadraticClients, np.ones((2, 1)), np.ones((2, 1)), np.ones(2))
+    at_rest = dissimilarity.QuadraticClients(np.ones((2, 1)), np.array([[1.0], [-1.0]]), np.full(2, 0.5))
+    fails("not 0", at_rest.dissimilarity, np.zeros(1))
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_a_run_that_overflows_is_refused():
+    wild = make_problem(quadratic([1.0]), [1.0], np.full((400, 3), 9.0), 0.1, opposed(2), M=1.0)
+    fails("finite", exact_moments, wild)
+    fails("finite", simulate, wild)
+
+
+def test_a_schedule_in_which_nothing_grows_is_constant():
+    for order, rounds, N in (("data", 5, 1), ("client", 1, 4), ("anti", 1, 1)):
+        assert (schedule(order, rounds, N, mean=0.4, first=0.0) == 0.4).all()
+
+
+def test_worst_ratio_never_hides_nan():
+    assert check.worst([2.0, 1.0, 9.0], [1.0, 2.0, 0.0]) == 0.5
+    assert check.worst(3.0, np.array([1.0, 2.0])) == 1.5 and check.worst([1.0], [0.0]) == np.inf
+    for bound, measured in (([np.nan], [1.0]), ([1.0, 1.0], [1.0, np.nan])):
+        fails("NaN", check.worst, bound, measured)
+    assert check.verdict(np.nan) == "violated" and check.verdict(1.0) == "holds" and check.verdict(0.999) == "violated"
 
 
 # ---- the counterexamples and numbers of the specification ----
@@ -309,10 +436,20 @@ def test_index_shift():
     assert float(f"{bounds.theorem1_printed(problem)[-1]:.2e}") == 2.25e-11
 
 
-@pytest.mark.parametrize(("Q", "power", "ratio", "digits"), [(100, 2, 0.293, 3), (1000, 2, 0.029, 3), (2304, 1, 0.52, 2)])
-def test_bias_divided_by_the_number_of_clients(Q, power, ratio, digits):
+@pytest.mark.parametrize(("Q", "ratio"), [(100, 0.293), (1000, 0.029)])
+def test_bias_divided_by_the_number_of_clients(Q, ratio):
     problem = problems.kinked_problem(Q)
-    assert round(bounds.theorem1_printed(problem, power)[-1] / simulate(problem).E[-1], digits) == ratio
+    assert round(bounds.theorem1_printed(problem)[-1] / simulate(problem).E[-1], 3) == ratio
+
+
+def test_B_for_its_square_moves_the_failure_to_more_clients():
+    """The specification's .52 for this did not come out of any setting it names; these are the numbers that do."""
+    few, many = (problems.kinked_problem(Q) for Q in (100, 1000))
+    E = simulate(many).E[1:]
+    assert round(bounds.theorem1_printed(few, power=1)[-1] / E[-1], 2) == 11.99
+    ratios = bounds.theorem1_printed(many, power=1)[1:] / E
+    assert round(ratios[-1], 2) == 1.20 and round(ratios[3], 3) == 0.864
+    assert (np.flatnonzero(ratios < 1) + 1).tolist() == [2, 3, 4, 5, 6, 7]
 
 
 def test_the_measured_error_does_not_fall_with_the_number_of_clients():
@@ -380,6 +517,19 @@ def test_theorem2_without_noise_on_the_right():
     assert bounds.theorem2_proof(problem) < left <= bounds.theorem2_uncorrelated(problem)
 
 
+def test_the_same_without_sampling():
+    """One client and one step: the density of theta, carried round by round over a fine grid, gives .188 as well."""
+    x = np.linspace(-15, 15, 2001)
+    slope = 2 * x / (1 + x**2) ** 2
+    kernel = np.exp(-(((x[:, None] - (x - 0.01 * slope)) / 0.3) ** 2) / 2)
+    kernel /= kernel.sum(0)
+    density, left = np.eye(1, 2001, 1000)[0], 0.0
+    for _ in range(51):
+        left += 0.01 * slope**2 @ density
+        density = kernel @ density
+    assert round(bounds.theorem2_printed(problems.noisy_run()) / left, 3) == 0.188
+
+
 def test_theorem2_as_printed_does_not_know_the_order():
     runs = [
         make_problem(rational(1), [2.0], np.full((5, 3), 0.1), B, opposed(2), s=s)
@@ -408,7 +558,7 @@ def test_the_bias_has_no_effect_on_a_common_quadratic_without_proportional_noise
             make_problem(quadratic([0.3, 1.0]), [0.6, -0.8], np.full((9, 5), 0.1), B, opposed(4, 2), M, s=0.1)
         ).E
 
-    assert np.abs(run(1.0, 0.0) - run(0.0, 0.0)).max() < 5e-16
+    assert np.abs(run(1.0, 0.0) - run(0.0, 0.0)).max() < 2.5e-16
     assert run(1.0, 1.0)[-1] > 1.1 * run(0.0, 1.0)[-1]
 
 
@@ -435,17 +585,46 @@ def test_sigma_remark():
 
 
 def test_growing_bias_wins_at_the_end_exactly_when_c_mu_is_below_one():
-    finals = [problems.ordering_ratio(c)[0] for c in check.C_MU]
-    assert finals == pytest.approx([0.14, 0.31, 1.01, 2.73, 5.94], rel=0.03)
-    assert finals[0] < finals[1] < 0.95 and abs(finals[2] - 1) < 0.05 and finals[3] > 1.05
+    ratios = [problems.ordering_ratio(c) for c in check.C_MU]
+    assert [round(final, 2) for final, _ in ratios] == [0.14, 0.31, 1.01, 2.73, 5.94]
+    assert (round(ratios[0][1], 3), round(ratios[-1][1], 2)) == (0.075, 0.45)  # averaged over the rounds
     for c in (0.7, 0.9, 1.1, 1.4):
         assert (problems.ordering_ratio(c)[0] < 1) == (c < 1)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"T": 150, "N": 4, "first": 1 / 300},
+        {"T": 150, "N": 4, "first": 0.03, "offset": 8},
+        {"T": 300, "N": 1, "first": 0.1},
+        {"T": 60, "N": 10, "offset": 50},
+    ],
+)
+def test_the_side_of_one_does_not_depend_on_the_settings(settings):
+    finals = np.array([problems.ordering_ratio(c, **settings)[0] for c in (0.25, 0.5, 2.0, 4.0)])
+    assert ((finals < 1) == [True, True, False, False]).all()
+    assert problems.ordering_ratio(1.0, **settings)[0] == pytest.approx(1, abs=0.06)
+
+
 def test_growing_bias_is_ahead_on_the_way_and_behind_with_a_constant_step():
     means = [problems.ordering_ratio(c)[1] for c in check.C_MU]
-    assert (np.diff(means) > 0).all() and 0.07 < means[0] < 0.1 and 0.3 < means[-1] < 0.5
+    assert (np.diff(means) > 0).all() and means[-1] < 1
     assert problems.ordering_ratio(steps=0.05)[0] > 1
+
+
+def test_the_law_is_in_c_times_mu():
+    for mu in (0.1, 3.0):
+        assert problems.ordering_ratio(0.5 / mu, mu=mu) == pytest.approx(problems.ordering_ratio(0.5), rel=1e-9)
+
+
+def test_the_ordered_problems_are_within_theorem1():
+    for c in check.C_MU:
+        problem = problems.ordered("client", c)
+        assert problem.steps.max() <= bounds.theorem1_step(1.0, 1.0) / 2 * (1 + 1e-12)
+        assert (bounds.theorem1_corrected(problem) >= exact_moments(problem).E).all()
+    total = [problems.ordered(order, 1.0).B[:-1].sum() for order in ("client", "anti")]
+    assert total[0] == pytest.approx(total[1])
 
 
 @pytest.mark.parametrize("c", [0.5, 1.0, 3.0])
@@ -476,9 +655,64 @@ def test_corrected_theorem1_holds_on_the_grid(first_grid):
         assert (bound * (1 + 1e-9) + check.ZERO >= E).all()
 
 
-def test_closed_theorem1_holds_on_the_grid(first_grid):
-    eligible = [(p, E) for p, E in first_grid if p.M == 0 and np.ptp(p.steps) == 0]
-    assert len(eligible) > 50
+@pytest.fixture(scope="module")
+def second_grid():
+    rng = np.random.default_rng(13)
+    return [problems.random_theorem1(rng, beyond=True) for _ in range(500)]
+
+
+def test_corrected_theorem1_holds_beyond_the_printed_step(second_grid):
+    beyond = 0
+    for problem, E in second_grid:
+        assert (bounds.theorem1_corrected(problem) * (1 + 1e-9) + check.ZERO >= E).all()
+        beyond += problem.steps.max() > bounds.theorem1_step(problem.f.L, problem.M)
+    assert beyond > 200
+
+
+def test_the_grids_reach_the_corners(first_grid, second_grid):
+    drawn = [problem for problem, _ in first_grid + second_grid]
+    for name, corner in {
+        "one client": lambda p: p.Q == 1,
+        "one round": lambda p: p.T == 1,
+        "one local step": lambda p: p.N == 1,
+        "mu = L": lambda p: p.f.mu == p.f.L,
+        "badly conditioned": lambda p: p.f.mu < p.f.L / 50,
+        "no bias": lambda p: not p.B.any(),
+        "large bias": lambda p: p.B.max() > 5,
+        "no noise": lambda p: p.M == p.s == 0,
+        "all noise": lambda p: p.M > 0 and p.s > 0,
+        "from theta*": lambda p: not p.theta0.any(),
+        "the longest step": lambda p: bounds.at_most(bounds.theorem1_step(p.f.L, p.M), p.steps.max()),
+    }.items():
+        assert sum(corner(problem) for problem in drawn) >= 10, name
+    one = problems.random_theorem1(np.random.default_rng(5))
+    again = problems.random_theorem1(np.random.default_rng(5))
+    assert (one[1] == again[1]).all() and (one[0].steps == again[0].steps).all()
+    assert len({problem.theta0.tobytes() + problem.steps.tobytes() for problem in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("Q", [1, 2, 7])
+@pytest.mark.parametrize("N", [1, 6])
+@pytest.mark.parametrize("M", [0.0, 2.0])
+def test_corrected_theorem1_in_every_corner(Q, N, M):
+    """mu = L or .01 L, from theta* or far away, steps at the limit, with and without bias and noise: all combinations."""
+    rng = np.random.default_rng(0)
+    for mu in (1.0, 0.01):
+        for theta0 in (0.0, 100.0):
+            for B in (0.0, 1e4):
+                for s in (0.0, 50.0):
+                    steps = np.full((4, N), bounds.theorem1_step(1.0, M))
+                    f, start = quadratic([mu, 1.0]), np.full(2, theta0)
+                    problem = make_problem(f, start, steps, B, zero_sum(rng, Q, 2), M=M, s=s)
+                    E, slack = exact_moments(problem).E, 1e-9 * (1 + theta0**2)
+                    assert (bounds.theorem1_corrected(problem) >= E - slack).all()
+                    if M == 0:
+                        assert (bounds.theorem1_closed(problem) >= E - slack).all()
+
+
+def test_closed_theorem1_holds_on_the_grid(first_grid, second_grid):
+    eligible = [(p, E) for p, E in first_grid + second_grid if p.M == 0 and np.ptp(p.steps) == 0]
+    assert len(eligible) > 100
     for problem, E in eligible:
         bound = bounds.theorem1_closed(problem)
         assert (bound * (1 + 1e-9) + check.ZERO >= E).all()
@@ -537,6 +771,16 @@ def test_easy_samples_are_more_convex_than_hard_ones_but_not_than_all():
     lowest, weyl = check.convexity()
     assert (lowest[:, 0] > lowest[:, 2]).sum() == 20 and (lowest[:, 0] > lowest[:, 1]).sum() == 7
     assert weyl
+
+
+def test_weyl_bounds_every_network_anywhere(rng):
+    for width, scale in ((2, 0.1), (5, 1.0), (8, 5.0)):
+        network = hessian.Network(width=width)
+        X, y, _ = hessian.teacher_problem(network, 30, rng, noise=scale)
+        for _ in range(20):
+            eigenvalues, weyl = hessian.spectra(network, scale * rng.standard_normal(network.p), X, y)
+            for name, values in eigenvalues.items():
+                assert values[0] >= weyl[name] - 1e-9 * np.abs(values).max()
 
 
 def test_a_harder_sample_can_be_more_convex():

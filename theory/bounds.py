@@ -2,18 +2,15 @@
 
 Symbols: B bounds ||b_k||^2 (already squared), N = J + 1 local steps, Q clients, a = alpha^(t,j), noise
 E||n_k||^2 <= M ||grad f + b_k||^2 + s^2; E = E||hat theta - theta*||^2, V = E mean_k ||theta_k - hat theta||^2,
-F = E mean_k f(theta_k) - f*. A prime marks the next local step. Each function returns its right-hand side, and raises
-ValueError when a hypothesis that it can see fails. Corrected forms need biases that sum to zero and do not
-depend on theta, and noise that is independent across clients. All bounds return what the right-hand side is worth.
+F = E mean_k f(theta_k) - f*. A prime marks the next local step. Each function returns what its right-hand side is worth
+(a float, or an array where the docstring gives a shape) and raises ValueError when a hypothesis that it can see fails.
+Corrected forms need biases that sum to zero and do not depend on theta, and noise that is independent across clients.
+The numbers printed by `python -m theory.check` are these against the measured left sides.
 """
 
 import numpy as np
 
-
-def require(condition, hypothesis):
-    """ValueError naming the hypothesis unless the condition holds (everywhere, for arrays)."""
-    if not np.all(condition):
-        raise ValueError(f"hypothesis fails: {hypothesis}")
+from theory.model import require
 
 
 def at_most(value, limit):
@@ -21,25 +18,31 @@ def at_most(value, limit):
     return np.asarray(value) <= limit * (1 + 1e-12)
 
 
+def require_setting(F, B, L, M, s):
+    """What every lemma assumes: F: scalar or (Q,), gaps to the minimum, are >= 0, and so are B, M, s; L > 0."""
+    require(np.asarray(F) >= 0, "f* is the minimum of f")
+    require((np.asarray(B) >= 0) & (L > 0) & (M >= 0) & (s >= 0), "B >= 0, L > 0, M >= 0 and s >= 0")
+
+
 # ---- the second moment of a client's gradient ----
 
 
 def lemma1_printed(F, B, L, M, s):
     """Lemma 1, as printed, for L-smooth f: E||g_k||^2 <= 2(3+2M) L F_k + (3+2M) B + 3 s^2, F_k = f(theta_k) - f*."""
-    require(np.asarray(F) >= 0, "f* is the minimum of f")
+    require_setting(F, B, L, M, s)
     return 2 * (3 + 2 * M) * L * F + (3 + 2 * M) * B + 3 * s**2
 
 
 def lemma1_derived(F, B, L, M, s):
     """Lemma 1, where its first line leads: 3 E||n_k||^2 is 6M ||grad f||^2 + 6M B + 3 s^2, so 6M stands for 2M."""
-    require(np.asarray(F) >= 0, "f* is the minimum of f")
+    require_setting(F, B, L, M, s)
     return 2 * (3 + 6 * M) * L * F + (3 + 6 * M) * B + 3 * s**2
 
 
 def lemma1_corrected(F, B, L, M, s):
     """Lemma 1, tight: the noise has mean zero, so E||g_k||^2 = ||grad f + b_k||^2 + E||n_k||^2
     <= (1+M) (2 ||grad f||^2 + 2B) + s^2 <= 4(1+M) L F_k + 2(1+M) B + s^2."""
-    require(np.asarray(F) >= 0, "f* is the minimum of f")
+    require_setting(F, B, L, M, s)
     return 4 * (1 + M) * L * F + 2 * (1 + M) * B + s**2
 
 
@@ -48,12 +51,14 @@ def lemma2_printed(F, B, L, M, s):
 
     Holds for biases that do not depend on theta and noise independent across clients; neither is in its hypotheses.
     """
+    require_setting(F, B, L, M, s)
     return (3 + 2 * M) / len(F) ** 2 * np.sum(2 * L * F + B) + 3 * s**2 / len(F)
 
 
 def lemma2_corrected(F, B, L, M, s):
     """Lemma 2, corrected: the biases cancel in the mean, so E||g - bar g||^2 = (1/Q^2) sum_k E||n_k||^2
-    <= (4ML F + 2MB + s^2) / Q. For noise shared by all clients the division by Q goes."""
+    <= (4ML F + 2MB + s^2) / Q, F: (Q,). For noise shared by all clients the division by Q goes."""
+    require_setting(F, B, L, M, s)
     return (4 * M * L * np.mean(F) + 2 * M * B + s**2) / len(F)
 
 
@@ -61,11 +66,12 @@ def lemma2_corrected(F, B, L, M, s):
 
 
 def lemma3_printed(clients, a):
-    """Lemma 3, right as printed, for convex L-smooth f (strongly, where mu > 0):
+    """Lemma 3, right as printed, for strongly convex L-smooth f and any a > 0:
 
     ||hat theta - a bar g - theta*||^2 <= E + 2a mean_k [(aL - 1/2) F_k - mu/2 ||theta_k - theta*||^2] + 2aL V.
     """
     f = clients.f
+    require(a > 0 and f.mu > 0, "alpha > 0 and mu > 0")
     inner = (a * f.L - 0.5) * clients.gaps - f.mu / 2 * (clients.theta**2).sum(1)
     return clients.E + 2 * a * inner.mean() + 2 * a * f.L * clients.V
 
@@ -84,7 +90,9 @@ def lemma4_printed(clients, a, B, M, s):
     """Lemma 4, as printed (its left side says theta_k for hat theta): E' <= (1 - a mu) E - a/2 (f(hat theta) - f*)
     + 2aL V + (3+2M) a^2 B / Q + 3 s^2 a^2 / Q for a <= 1/(4 bar L). Holds where Lemma 2 does."""
     f, Q = clients.f, len(clients.theta)
+    require(a > 0 and f.mu > 0, "alpha > 0 and mu > 0")
     require(at_most(a, lemma4_step(f.L, M, Q)), "alpha <= 1 / (4 bar L)")
+    require_setting(clients.gaps, B, f.L, M, s)
     gap = f.value(clients.average) - f.minimum
     noise = ((3 + 2 * M) * B + 3 * s**2) * a**2 / Q
     return (1 - a * f.mu) * clients.E - a / 2 * gap + 2 * a * f.L * clients.V + noise
@@ -93,7 +101,8 @@ def lemma4_printed(clients, a, B, M, s):
 def lemma4_corrected(clients, a, B, M, s):
     """Lemma 4, corrected: E' <= (1 - a mu) E + 2aL V + a^2 (2MB + s^2)/Q - a [1 - 2aL(1 + 2M/Q)] F. Any a > 0."""
     f, Q = clients.f, len(clients.theta)
-    require(a > 0, "alpha > 0")
+    require(a > 0 and f.mu > 0, "alpha > 0 and mu > 0")
+    require_setting(clients.gaps, B, f.L, M, s)
     noise = a**2 * (2 * M * B + s**2) / Q
     descent = a * (1 - 2 * a * f.L * (1 + 2 * M / Q)) * clients.gaps.mean()
     return (1 - a * f.mu) * clients.E + 2 * a * f.L * clients.V + noise - descent
@@ -109,14 +118,17 @@ def lemma5_printed(f, V, F, a, B, M, s):
 
     Its proof writes Cauchy-Schwarz with B where the norm of the bias, sqrt B, belongs, and loses a factor 2.
     """
-    require(f.mu > 0, "mu > 0")
+    require(a > 0 and f.mu > 0, "alpha > 0 and mu > 0")
     return (1 - a * f.mu / 2) * V + a**2 * lemma1_printed(F, B, f.L, M, s) + a * B**2 / f.mu
 
 
 def lemma5_proof(f, V, F, a, B, M, s):
     """Lemma 5 by its own proof with sqrt B in Cauchy-Schwarz: the bias term becomes 2 a B / mu."""
-    require(f.mu > 0, "mu > 0")
+    require(a > 0 and f.mu > 0, "alpha > 0 and mu > 0")
     return (1 - a * f.mu / 2) * V + a**2 * lemma1_printed(F, B, f.L, M, s) + 2 * a * B / f.mu
+
+
+FORMS = ("contraction", "growth")
 
 
 def drift(f, a, j, form):
@@ -125,8 +137,10 @@ def drift(f, a, j, form):
     form 'contraction': c = 1 - a mu, e = a/mu.  form 'growth': c = (1 + 1/j)(1 - a mu)^2, e = (1+j) a^2, local step j.
     Both: c = 0, e = a^2 at j = 0, where V = 0. Both are Young's inequality. ValueError when T need not contract.
     """
-    require(f.mu > 0, "mu > 0")
+    require(a > 0 and f.mu > 0, "alpha > 0 and mu > 0")
     require(at_most(a, 2 / (f.mu + f.L)), "alpha <= 2 / (mu + L)")
+    if form not in FORMS:
+        raise ValueError(f"unknown form {form!r}; one of {', '.join(FORMS)}")
     if j == 0:
         return 0.0, a**2
     if form == "contraction":
@@ -135,7 +149,12 @@ def drift(f, a, j, form):
 
 
 def lemma5_corrected(f, V, F, a, B, M, s, Q, j, form="contraction"):
-    """Lemma 5, corrected: V' <= c V + e B + a^2 (1 - 1/Q)(4ML F + 2MB + s^2), (c, e) from `drift` at local step j."""
+    """Lemma 5, corrected: V' <= c V + e B + a^2 (1 - 1/Q)(4ML F + 2MB + s^2), (c, e) from `drift` at local step j.
+
+    A round starts from V = 0: ValueError on another V at j = 0.
+    """
+    require_setting(F, B, f.L, M, s)
+    require(V == 0 if j == 0 else V >= 0, "V >= 0, and V = 0 at j = 0")
     c, e = drift(f, a, j, form)
     return c * V + e * B + a**2 * (1 - 1 / Q) * (4 * M * f.L * F + 2 * M * B + s**2)
 
@@ -157,7 +176,7 @@ def equation6_corrected(problem, F, t):
     for j in range(problem.N):
         total += V
         arguments = (problem.f, V, F[j], problem.steps[t, j], problem.B[t, j], problem.M, problem.s, problem.Q, j)
-        V = min(lemma5_corrected(*arguments, form) for form in ("contraction", "growth"))
+        V = min(lemma5_corrected(*arguments, form) for form in FORMS)
     return total
 
 
@@ -227,7 +246,7 @@ def theorem1_corrected(problem):
     require(not callable(problem.biases), "the biases do not depend on theta")
     E = [(problem.theta0**2).sum()]
     for t in range(problem.T):
-        E.append(min(p * E[-1] + floor for p, floor in (certificate(problem, t, x) for x in ("contraction", "growth"))))
+        E.append(min(p * E[-1] + floor for p, floor in (certificate(problem, t, form) for form in FORMS)))
     return np.array(E)
 
 
@@ -267,6 +286,7 @@ def ergodic_sum(problem, gradient, weighted):
 
     gradient: (T+1,), E||grad f(theta^(t,0))||^2.
     """
+    require(np.shape(gradient) == (problem.T + 1,), "one squared gradient per round, 0..T")
     return float(gradient @ (problem.steps.sum(1) if weighted else np.full(len(gradient), float(problem.N))))
 
 
@@ -338,10 +358,11 @@ def theorem2_corrected(problem):
 
 
 def sigma_printed(distance, gamma, sigma):
-    """The bound of [39] with sigma_t: (T+1,), as printed, C_1 = ||theta_0||^2, C_2 = 1, C_3 = 0 (one client and step):
+    """The bound of [39] with sigma_t, as printed, C_1 = ||theta_0||^2, C_2 = 1, C_3 = 0 (one client and step):
 
-    f - f* <= distance / (gamma T) + gamma sum_{t=0}^T sigma_t^2. Vacuous: the sum grows with T.
+    f - f* <= distance / (gamma T) + gamma sum_{t=0}^T sigma_t^2. Vacuous: the sum grows with T. sigma: (T+1,), T >= 1.
     """
+    require(gamma > 0 and len(sigma) > 1, "gamma > 0 and T >= 1")
     return distance / (gamma * (len(sigma) - 1)) + gamma * (sigma**2).sum()
 
 
@@ -350,5 +371,6 @@ def sigma_corrected(distance, gamma, sigma, L):
 
     Convex L-smooth f, gamma <= 1/(2L): SGD gives E_{t+1} <= E_t - 2 gamma (1 - gamma L) (f - f*) + gamma^2 sigma_t^2.
     """
+    require(gamma > 0 and len(sigma) > 1, "gamma > 0 and T >= 1")
     require(at_most(gamma, 1 / (2 * L)), "gamma <= 1 / (2L)")
     return distance / (gamma * (len(sigma) - 1)) + gamma * (sigma[:-1] ** 2).mean()

@@ -65,7 +65,12 @@ def train(network, X, y, theta, steps, rate=0.1):
 
 
 def thirds(residuals):
-    """Indices by |residual|: {'easy': the smallest third, 'all': everything, 'hard': the largest third}."""
+    """Indices by |residual|, (n,): {'easy': the smallest third, 'all': everything, 'hard': the largest third}.
+
+    ValueError for fewer than 3 samples: their thirds are empty.
+    """
+    if len(residuals) < 3:
+        raise ValueError(f"thirds need 3 samples or more, not {len(residuals)}")
     order, third = np.argsort(np.abs(residuals)), len(residuals) // 3
     return {"easy": order[:third], "all": order, "hard": order[-third:]}
 

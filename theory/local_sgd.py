@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from theory.model import require
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -39,7 +41,12 @@ class Step:
 
 
 def one_step(clients, biases, a, M, s):
-    """The Step from parameters clients.theta with biases (Q, d) and step a, for any f; the noise is independent."""
+    """The Step from parameters clients.theta with biases (Q, d) and step a, for any f; the noise is independent.
+
+    ValueError unless biases fit theta, a > 0, M >= 0 and s >= 0.
+    """
+    require(np.shape(biases) == clients.theta.shape, "biases are (Q, d), like theta")
+    require(a > 0 and M >= 0 and s >= 0, "alpha > 0, M >= 0 and s >= 0")
     Q = len(biases)
     g = clients.f.gradient(clients.theta) + biases  # E g_k: (Q, d)
     squares = (g**2).sum(1)
@@ -64,7 +71,7 @@ def exact_moments(problem):
     With c = 1 - a h, m_k = E theta_k and P_kl = E theta_k theta_l per coordinate, independence of the noise gives
         P_kl <- c^2 P_kl - a c (m_k b_l + b_k m_l) + a^2 b_k b_l + delta_kl a^2 v_k / d,
         m_k  <- c m_k - a b_k,      v_k = M sum_i E(h_i theta_ki + b_ki)^2 + s^2.
-    ValueError on any other function and on biases that depend on theta.
+    ValueError on any other function, on biases that depend on theta, and where the moments overflow.
     """
     f, Q, N, T = problem.f, problem.Q, problem.N, problem.T
     if f.curvature is None or callable(problem.biases):
@@ -92,11 +99,16 @@ def exact_moments(problem):
             V[t, j + 1] = P[:, diagonal, diagonal].mean(1).sum() - P.mean((1, 2)).sum()
         m = np.repeat(m.mean(1, keepdims=True), Q, 1)
         P = np.repeat(np.repeat(P.mean((1, 2), keepdims=True), Q, 1), Q, 2)
+    require(np.isfinite(E), "the moments stay finite: smaller steps")
     return Moments(E, gradient, V, F)
 
 
 def simulate(problem, replicas=1, seed=0):
-    """Moments averaged over `replicas` runs with Gaussian noise, isotropic and independent across clients."""
+    """Moments averaged over `replicas` runs with Gaussian noise, isotropic and independent across clients.
+
+    ValueError for fewer than one replica, and where the run overflows.
+    """
+    require(replicas >= 1, "at least one replica")
     f, Q, N, T = problem.f, problem.Q, problem.N, problem.T
     rng, d = np.random.default_rng(seed), len(problem.theta0)
     noisy = problem.M > 0 or problem.s > 0
@@ -116,4 +128,5 @@ def simulate(problem, replicas=1, seed=0):
             theta = theta - problem.steps[t, j] * g
             V[t, j + 1] = ((theta - theta.mean(1, keepdims=True)) ** 2).sum(-1).mean()
         server = theta.mean(1, keepdims=True)
+    require(np.isfinite(E), "the run stays finite: smaller steps")
     return Moments(E, gradient, V, F)

@@ -5,7 +5,8 @@ Supplement 2 of "When Do Curricula Work in Federated Learning?", Algorithm 3 and
     g_k^(t,j) = grad f(theta_k) + b_k^(t,j) + n_k,      sum_k b_k = 0,   ||b_k||^2 <= B^(t,j),   E n_k = 0,
     E||n_k||^2 = M ||grad f(theta_k) + b_k||^2 + s^2     (the largest noise that Theorem 1 allows),
 
-N = J + 1 times per round; then the server averages. B bounds the *squared* bias. All arithmetic is float64.
+N = J + 1 times per round; then the server averages. B bounds the *squared* bias. All arithmetic is float64, and nothing
+has a physical unit: theta is a length, f an energy, alpha an inverse curvature, B and s^2 are squared gradients.
 The numbers come out of `python -m theory.check`.
 """
 
@@ -13,6 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+
+def require(condition, hypothesis):
+    """ValueError naming the hypothesis unless the condition holds (everywhere, for arrays); NaN never holds."""
+    if not np.all(condition):
+        raise ValueError(f"hypothesis fails: {hypothesis}")
 
 
 @dataclass(frozen=True)
@@ -33,13 +40,18 @@ class Function:
 
 
 def quadratic(curvature):
-    """f(x) = 1/2 sum_i h_i x_i^2 with curvature h: (d,), positive."""
+    """f(x) = 1/2 sum_i h_i x_i^2 with curvature h: (d,). ValueError unless every h_i > 0."""
     h = np.asarray(curvature, float)
+    require(h > 0, "curvatures are positive")
     return Function(lambda x: (h * x**2).sum(-1) / 2, lambda x: h * x, mu=float(h.min()), L=float(h.max()), curvature=h)
 
 
 def kinked(mu, L):
-    """f(x) = sum_i L/2 max(x_i, 0)^2 + mu/2 min(x_i, 0)^2: its Hessian jumps at theta* = 0."""
+    """f(x) = sum_i L/2 max(x_i, 0)^2 + mu/2 min(x_i, 0)^2: its Hessian jumps at theta* = 0.
+
+    ValueError unless 0 < mu <= L.
+    """
+    require(0 < mu <= L, "0 < mu <= L")
 
     def slope(x):
         return np.where(x > 0, L, mu)
@@ -70,6 +82,9 @@ class Problem:
     theta0: (d,).  steps: alpha^(t,j), (T+1, N): Algorithm 3 prints t = 0..T, while theta^(T,0) has seen rounds 0..T-1.
     biases: (T+1, N, Q, d), or a callable (t, j, theta (R, Q, d)) -> (R, Q, d) for biases that depend on theta.
     B: (T+1, N), the bound on ||b_k||^2.  Q: clients, all of them in every round.  M, s: noise, see the module.
+    ValueError where the numbers contradict Assumption 1: shapes that do not fit, steps that are not positive, B, M or s
+    negative, anything not finite, biases that do not sum to zero or are longer than B says (those that depend on theta
+    cannot be looked at beforehand).
     """
 
     f: Function
@@ -80,6 +95,20 @@ class Problem:
     Q: int
     M: float = 0.0
     s: float = 0.0
+
+    def __post_init__(self):
+        require(np.ndim(self.theta0) == 1 and np.isfinite(self.theta0), "theta0 is a finite vector")
+        require(np.ndim(self.steps) == 2 and np.size(self.steps), "steps are (T+1, N), at least one round of one step")
+        require(np.isfinite(self.steps) & (np.asarray(self.steps) > 0), "steps are positive")
+        require(np.shape(self.B) == np.shape(self.steps), "B has the shape of the steps")
+        require(np.isfinite(self.B) & (np.asarray(self.B) >= 0), "B >= 0")
+        require(0 <= self.M < np.inf and 0 <= self.s < np.inf, "M >= 0 and s >= 0")
+        if callable(self.biases):
+            return
+        require(np.shape(self.biases) == (*self.steps.shape, self.Q, len(self.theta0)), "biases are (T+1, N, Q, d)")
+        length = np.sqrt(self.B)
+        require(np.linalg.norm(self.biases, axis=-1).T <= length.T * (1 + 1e-12), "||b_k||^2 <= B")
+        require(np.linalg.norm(self.biases.sum(2), axis=-1) <= 1e-12 * self.Q * length, "the biases sum to zero")
 
     @property
     def T(self):
@@ -97,15 +126,19 @@ class Problem:
 
 
 def make_problem(f, theta0, steps, B, directions, M=0.0, s=0.0):
-    """A Problem with biases b_k^(t,j) = sqrt(B^(t,j)) u_k for zero-sum directions u: (Q, d); B broadcasts to steps."""
+    """A Problem with biases b_k^(t,j) = sqrt(B^(t,j)) u_k for zero-sum directions u: (Q, d), no longer than 1.
+
+    theta0: (d,).  steps: (T+1, N).  B broadcasts to steps.  ValueError as in Problem.
+    """
     steps, B = np.asarray(steps, float), np.broadcast_to(np.asarray(B, float), np.shape(steps))
+    require(B >= 0, "B >= 0")
     biases = np.sqrt(B)[:, :, None, None] * directions
     return Problem(f, np.asarray(theta0, float), steps, biases, B, len(directions), M, s)
 
 
 def opposed(Q, d=1):
-    """Zero-sum directions (Q, d): half the clients push every coordinate up, half down, with norm 1. Q must be even."""
-    if Q % 2:
+    """Zero-sum directions (Q, d): half the clients push every coordinate up, half down, with norm 1. ValueError: odd Q."""
+    if Q % 2 or Q < 2:
         raise ValueError(f"opposed biases need an even number of clients, not {Q}")
     return np.repeat([1.0, -1.0], Q // 2)[:, None] * np.full(d, d**-0.5)
 
@@ -146,12 +179,15 @@ class Clients:
 
 
 def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
-    """Bias bounds B^(t,j): (rounds, N), positive, with the same mean for every order.
+    """Bias bounds B^(t,j): (rounds, N), with the same mean for every order, so also the same total.
 
     order: 'client' grows from round to round; 'data' grows inside every round, and B^(t,J) = B^(t+1,0) as printed;
     'anti' is 'client' backwards; 'constant'; 'shuffled' is 'client' with its rounds permuted by `rng`.
-    first: B at the start over B at the end. ValueError on another order.
+    first: B at the start over B at the end. ValueError on another order, an empty schedule, a mean below zero, and a first
+    outside [0, 1].
     """
+    require(rounds >= 1 and N >= 1, "at least one round of one step")
+    require(0 <= mean < np.inf and 0 <= first <= 1, "mean >= 0 and 0 <= first <= 1")
     t, j = np.arange(rounds)[:, None], np.arange(N)[None, :]
     client = t + 0.0 * j
     paths = {
@@ -164,12 +200,15 @@ def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
     if order not in paths or (order == "shuffled" and rng is None):
         raise ValueError(f"unknown order {order!r} (or 'shuffled' without a generator); one of {', '.join(paths)}")
     path = paths[order]
-    B = first + (1 - first) * path / max(path.max(), 1.0)
+    if np.ptp(path) == 0:  # nothing grows: 'constant', one round, or 'data' with one local step
+        return np.full((rounds, N), float(mean))
+    B = first + (1 - first) * path / path.max()
     return mean * B / B.mean()
 
 
 def diminishing_steps(rounds, N, c, offset):
-    """alpha of local step i = t N + j (counted over all rounds) is c / (i + offset): (rounds, N)."""
+    """alpha of local step i = t N + j (counted over all rounds) is c / (i + offset), offset > 0: (rounds, N)."""
+    require(c > 0 and offset > 0, "c > 0 and offset > 0")
     return c / (np.arange(rounds * N).reshape(rounds, N) + offset)
 
 

@@ -84,7 +84,9 @@ def plot_ordering(out):
     left.loglog(c, mean, "o-", color=OTHER, label="averaged over rounds")
     left.axhline(1, color="gray", lw=0.8)
     left.axvline(1, color="gray", lw=0.8)
-    left.set(xlabel="c μ,  steps c / (i + 8)", ylabel="E growing / E shrinking", title="below 1: growing bias wins")
+    left.set(
+        xlabel="c μ,  steps c / (i + max(20, 40 c μ))", ylabel="E growing / E shrinking", title="below 1: growing bias wins"
+    )
     plain_ticks(left, [0.25, 0.5, 1, 2, 4])
     left.legend(fontsize=8)
     for x, color in ((0.5, CORRECTED), (2.0, PRINTED)):

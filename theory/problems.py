@@ -79,15 +79,19 @@ def noisy_run():
     return make_problem(rational(1), [0.0], np.full((51, 1), 0.01), 0.0, np.zeros((1, 1)), s=30.0)
 
 
-def ordered(order, c, T=150, N=4, offset=8, steps=None):
-    """A bias that enters through the noise, M = 1, on theta^2 / 2 (mu = 1); steps c / (i + offset), or `steps`."""
+def ordered(order, c, mu=1.0, T=200, N=5, first=0.002, offset=None, steps=None):
+    """A bias that enters through the noise, M = 1, on mu theta^2 / 2; steps c / (i + offset), or `steps`.
+
+    offset: max(20, 40 c mu) unless given: no step is longer than 1/(40 mu), half of what Theorem 1 allows at M = 1.
+    """
+    offset = max(20.0, 40.0 * c * mu) if offset is None else offset
     steps = diminishing_steps(T, N, c, offset) if steps is None else np.full((T, N), steps)
-    B = schedule(order, T, N)
-    return make_problem(quadratic([1.0]), [0.0], with_unrun_round(steps), with_unrun_round(B), opposed(4), M=1.0)
+    B = schedule(order, T, N, first=first)
+    return make_problem(quadratic([mu]), [0.0], with_unrun_round(steps), with_unrun_round(B), opposed(4), M=1.0)
 
 
 def ordering_ratio(c=1.0, **settings):
-    """E under a growing bias over E under the same bias shrinking: at the end, and averaged over the trajectory."""
+    """E under a growing bias over E under the same bias shrinking: at the end, and averaged over the rounds, two floats."""
     growing, shrinking = (exact_moments(ordered(order, c, **settings)).E[1:] for order in ("client", "anti"))
     return growing[-1] / shrinking[-1], growing.mean() / shrinking.mean()
 
@@ -109,7 +113,7 @@ def ergodic_rate(T):
 
 
 def random_state(rng):
-    """Clients, biases (Q, d), a, B, M, s for the lemmas: strongly convex f, zero-sum biases, any step up to 1/(2L)."""
+    """Clients, biases (Q, d), a, B, M, s for the lemmas: strongly convex f with L <= 1, zero-sum biases, any a <= 1/2."""
     Q, d = rng.integers(1, 9), rng.integers(1, 5)
     mu = 10 ** rng.uniform(-2, 0)
     f = kinked(mu, 1.0) if rng.random() < 0.5 else quadratic(rng.uniform(mu, 1.0, d))
@@ -128,23 +132,37 @@ def random_state(rng):
 
 
 def random_steps(rng, T, N, largest):
-    """Constant, diminishing or arbitrary steps at most `largest`: (T+1, N)."""
-    shape, top = rng.integers(3), largest * rng.uniform(0.1, 1)
+    """Constant, diminishing or arbitrary steps at most `largest`, which one time in four they reach: (T+1, N)."""
+    shape, top = rng.integers(3), largest * (rng.uniform(0.1, 1) if rng.random() < 0.75 else 1.0)
     if shape == 0:
         return np.full((T + 1, N), top)
     if shape == 1:
         return diminishing_steps(T + 1, N, 5 * top, 5)
-    return top * rng.uniform(0.05, 1, (T + 1, N))
+    return top * np.append(1.0, rng.uniform(0.05, 1, (T + 1) * N - 1)).reshape(T + 1, N)
 
 
 def random_biases(rng, T, N):
-    """A schedule of random order and size: (T+1, N)."""
+    """A schedule of random order and size, one time in ten no bias at all: (T+1, N)."""
     order = rng.choice(["client", "data", "anti", "constant", "shuffled"])
-    return 10 ** rng.uniform(-4, 1) * schedule(order, T + 1, N, first=rng.uniform(0.01, 1), rng=rng)
+    return 10 ** rng.uniform(-4, 1) * (rng.random() < 0.9) * schedule(order, T + 1, N, first=rng.uniform(0.01, 1), rng=rng)
 
 
-def random_theorem1(rng):
-    """(problem, E): strongly convex and within Theorem 1's printed step, E: (T+1,) exact; noise only on quadratics."""
+def certified(problem):
+    """Whether every hypothesis of corrected Theorem 1 holds."""
+    try:
+        bounds.theorem1_corrected(problem)
+    except ValueError:
+        return False
+    return True
+
+
+def random_theorem1(rng, beyond=False):
+    """(problem, E): strongly convex, E: (T+1,) exact; noise only on quadratics.
+
+    Steps reach Theorem 1's printed limit or, `beyond` it, what the corrected form allows: 1/(2L) for M = 0, and for M > 0
+    halves of 1/(2L(1+2M/Q)) until the certificate accepts them. One client, round, step or dimension, mu = L, no bias, no
+    noise and a start at theta* are all drawn.
+    """
     T, N, Q, d = rng.integers(1, 9), rng.integers(1, 7), rng.integers(1, 9), rng.integers(1, 4)
     L, mu = 10 ** rng.uniform(-1, 1), 10 ** rng.uniform(-2, 0)
     smooth = rng.random() < 0.5
@@ -152,23 +170,29 @@ def random_theorem1(rng):
     f = quadratic(L * np.append(rng.uniform(mu, 1, d - 1), 1.0)) if smooth else kinked(L * mu, L)
     # Without noise nothing but theta_0 moves E on a quadratic: at theta* it would be rounding that is measured.
     theta0 = rng.standard_normal(d) * rng.choice([0.1, 3.0] if smooth and M == s == 0 else [0.0, 0.1, 3.0])
-    steps = random_steps(rng, T, N, bounds.theorem1_step(L, M))
+    steps = random_steps(rng, T, N, 1 / (2 * L * (1 + 2 * M / Q)) if beyond else bounds.theorem1_step(L, M))
     problem = make_problem(f, theta0, steps, random_biases(rng, T, N), zero_sum(rng, Q, d), M=M, s=s)
+    while beyond and not certified(problem):
+        problem = replace(problem, steps=problem.steps / 2)
     return problem, (exact_moments if smooth else simulate)(problem).E
 
 
 def random_theorem2(rng):
-    """(problem, gradient): bounded gradient, any step; exact where s = 0, else an average over 100 runs."""
+    """(problem, gradient): bounded gradient, any step; gradient: (T+1,), exact where s = 0, else a mean over 100 runs."""
     T, N, Q, d = rng.integers(1, 16), rng.integers(1, 6), rng.integers(1, 9), rng.integers(1, 4)
     f = rng.choice([rational, ripple])(d)
     steps = random_steps(rng, T, N, 10 ** rng.uniform(-2, 0))
-    s = rng.choice([0.0, 0.5, 3.0])
-    problem = make_problem(f, rng.uniform(-3, 3, d), steps, random_biases(rng, T, N), zero_sum(rng, Q, d), s=s)
+    s = rng.choice([0.0, 0.5, 3.0, 30.0])
+    theta0 = rng.choice([0.0, 0.1, 3.0]) * rng.uniform(-1, 1, d)  # at the minimum, near it, past the inflection
+    problem = make_problem(f, theta0, steps, random_biases(rng, T, N), zero_sum(rng, Q, d), s=s)
     return problem, simulate(problem, replicas=100 if s else 1, seed=int(rng.integers(2**32))).gradient
 
 
 def sgd_gaps(curvature, theta0, gamma, sigma):
-    """E f(theta_t) - f* for t = 0..T-1 of plain SGD on a diagonal quadratic with noise sigma_t^2: (T,), exact."""
+    """E f(theta_t) - f* for t = 0..T-1 of plain SGD on a diagonal quadratic with noise sigma_t^2: (T,), exact.
+
+    curvature, theta0: (d,).  sigma: (T+1,), whose last entry no theta_t with t < T has seen.
+    """
     P, gaps = theta0**2, []
     for s in sigma[:-1]:
         gaps.append(curvature @ P / 2)
