@@ -247,7 +247,7 @@ def test_chunk_changes_no_more_than_the_last_bits(script, tiny):
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_keeps_the_rounds_and_prints_the_command_that_goes_on(tiny, sent, status):
     script = SCRIPTS[2]
-    argv = [sys.executable, script.__file__, *command(script, "--rounds=400", "--eval-every=400", "--out=a folder")]
+    argv = [sys.executable, script.__file__, *command(script, "--rounds=120", "--eval-every=120", "--out=a folder")]
     heard = functools.partial(signal.signal, sent, signal.SIG_DFL)  # a shell's background processes do not hear Ctrl-C
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     while not list(tiny.glob("a folder/checkpoints/*.pt")):
@@ -263,5 +263,5 @@ def test_a_signal_keeps_the_rounds_and_prints_the_command_that_goes_on(tiny, sen
     kept = table("a folder")
     done = subprocess.run([sys.executable, *again[1:]], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert table("a folder")[: len(kept)] == kept and len(table("a folder")) == 800
+    assert table("a folder")[: len(kept)] == kept and len(table("a folder")) == 240
     shutil.rmtree(tiny / "a folder")
