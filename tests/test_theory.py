@@ -201,6 +201,8 @@ def test_lemmas_are_the_sums_over_clients_they_state(rng):
         ("growth", 1.5 * (1 - a * mu) ** 2 * V + 3 * a**2 * B),
     ):
         assert bounds.lemma5_corrected(*arguments, Q, 2, form) == pytest.approx(drift + spread)
+        first = bounds.lemma5_corrected(f, 0.0, *arguments[2:], Q, 0, form)  # from V = 0 only the bias itself is added
+        assert first == pytest.approx(a**2 * B + spread)
 
 
 def test_lemmas_that_hold_as_printed_hold_on_random_states(rng):
