@@ -325,7 +325,7 @@ def separation(z: np.ndarray, y: np.ndarray) -> float:
     """Silhouette of the classes in the features z (n, F), in [-1, 1] (claim D3)."""
     from sklearn.metrics import silhouette_score
 
-    return float(silhouette_score(z, y)) if 1 < len(np.unique(y)) < len(y) else math.nan
+    return float(silhouette_score(z, y)) if 1 < len(np.unique(y)) < len(y) and np.isfinite(z).all() else math.nan
 
 
 def examples(images: np.ndarray, cluster: np.ndarray, y: np.ndarray, across: int = 8) -> np.ndarray:
@@ -427,17 +427,23 @@ def print_measures(rows, setting, arms) -> None:
         print(line + ("" if math.isnan(std) else f", std of the accuracy over clients {std:.2f}"))
 
 
-def draw_tsne(kept: dict, path) -> None:
-    """One row per arm, one panel per client."""
+def flat_map(z: np.ndarray) -> np.ndarray:
+    """t-SNE (n, 2) of features z (n, F); zeros where they have no map: two samples, all alike or huge (sklearn would crash)."""
     from sklearn.manifold import TSNE
 
+    spread = np.ptp(z, axis=0).max()  # nan or inf where a feature is
+    if len(z) < 3 or not 1e-5 * np.abs(z).max() < spread < 1e15:
+        return np.zeros((len(z), 2))
+    return TSNE(perplexity=min(30, len(z) - 1), init="pca", random_state=0).fit_transform(z)
+
+
+def draw_tsne(kept: dict, path) -> None:
+    """One row per arm, one panel per client."""
     fig, axes = common.new_figure(max(len(seen["clients"]) for seen in kept.values()), len(kept), width=3.0, height=2.9)
     for (arm, one), line in zip(kept.items(), axes, strict=True):
         classes, colour = np.unique(one["labels"].cpu().numpy(), return_inverse=True)
         for axis, z, client in zip(line, one["features"].cpu().numpy(), one["clients"], strict=False):
-            tsne = TSNE(perplexity=min(30, max(len(z) - 1, 1)), init="pca", random_state=0)
-            points = tsne.fit_transform(z) if len(z) > 2 else z[:, :2]  # two points have no map but themselves
-            dots = axis.scatter(*points.T, c=colour, cmap="tab10", vmin=-0.5, vmax=9.5, s=12)
+            dots = axis.scatter(*flat_map(z).T, c=colour, cmap="tab10", vmin=-0.5, vmax=9.5, s=12)
             axis.set_title(f"{arm}, client {client}, silhouette {separation(z, colour):.2f}", fontsize=8)
             axis.set(xticks=[], yticks=[])
     bar = fig.colorbar(dots, ax=axes, ticks=range(len(classes)), label="class", aspect=40)

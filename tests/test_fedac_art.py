@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -570,3 +571,14 @@ def test_presets_are_the_papers_set_up():
             assert config.model == ("resnet18" if "cifar100" in name else "simplecnn")
     assert {*PRESETS["table2"][2]["base"]} == {"solo", "fedavg", "fedprox", "moon"}
     assert PRESETS["table2-moon-cifar100"][1]["mu"] == 1.0 and common.Moon.defaults["mu"] == 5.0
+
+
+@pytest.mark.parametrize("bad", [0.0, 3.5, math.nan, math.inf, 1e30])
+def test_features_without_a_map_are_drawn_as_one_point(bad):
+    """Of a net that died every feature is alike: scikit-learn's tree would recurse without end."""
+    z = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    assert fedac_art.flat_map(z).std(0).min() > 0 and -1 <= fedac_art.separation(z, np.arange(40) % 3) <= 1
+    z[:] = np.where(np.isfinite(bad) & (abs(bad) < 1e9), np.float32(bad), z * np.float32(bad))
+    assert fedac_art.flat_map(z).shape == (40, 2) and not fedac_art.flat_map(z).any()
+    assert math.isnan(fedac_art.separation(z, np.arange(40) % 3)) == (not np.isfinite(z).all())
+    assert not fedac_art.flat_map(z[:2]).any()
