@@ -154,6 +154,37 @@ def test_theorem1_printed_is_the_double_sum():
         assert bounds.theorem1_printed(problem)[T] == pytest.approx(bound)
 
 
+def test_equation6_and_the_proof_of_theorem1_are_the_sums_they_state():
+    problem = small_quadratic(T=3)
+    a, B, mu, M, s, Q, N = problem.steps, problem.B, problem.f.mu, problem.M, problem.s, problem.Q, problem.N
+    F = np.array([0.3, 0.1, 0.4, 0.2])
+    E = [problem.theta0 @ problem.theta0]
+    for t in range(3):
+        equation6, bound = 0.0, E[-1] * np.prod(1 - a[t] * mu / 2)
+        V, total = 0.0, 0.0
+        for j in range(N):
+            factor = 2 * a[t, j] / Q * np.prod(1 - a[t, j:] * mu / 2)  # L = 1
+            inner = 2 * a[t, j] * (3 + 2 * M) * Q * F[j] + (a[t, j] * (3 + 2 * M) + B[t, j] / mu) * B[t, j]
+            equation6 += factor * (inner + 3 * a[t, j] * s**2)
+            bound += factor * ((2 * a[t, j] * (3 + 2 * M) + B[t, j] / mu) * B[t, j] + 6 * a[t, j] * s**2)
+            total += V
+            forms = [(0.0, a[t, j] ** 2)] if j == 0 else [(1 - a[t, j] * mu, a[t, j] / mu)]
+            forms += [((1 + 1 / j) * (1 - a[t, j] * mu) ** 2, (1 + j) * a[t, j] ** 2)] if j else []
+            noise = a[t, j] ** 2 * (1 - 1 / Q) * (4 * M * F[j] + 2 * M * B[t, j] + s**2)
+            V = min(c * V + e * B[t, j] for c, e in forms) + noise
+        E.append(bound)
+        assert bounds.equation6_printed(problem, F, t) == pytest.approx(equation6)
+        assert bounds.equation6_corrected(problem, F, t) == pytest.approx(total)
+    assert bounds.theorem1_proof(problem) == pytest.approx(E)
+
+
+def test_the_certificate_asks_more_of_a_second_local_step():
+    """M = 5, Q = 100, a = .4: one step alone may be this long; after it V weighs on the F of the step before."""
+    for N, works in ((1, True), (2, False)):
+        problem = make_problem(quadratic([1.0]), [1.0], np.full((2, N), 0.4), 0.1, opposed(100), M=5.0)
+        assert problems.certified(problem) == works
+
+
 @pytest.mark.parametrize("form", ["contraction", "growth"])
 def test_the_certificate_is_the_recursion_run_forward(form):
     """With F = 0 the recursions for E and V are equalities of numbers: run forward they give what the weights give."""
@@ -579,6 +610,9 @@ def test_sigma_remark():
     original = bounds.sigma_corrected(2.0, 0.1, sigma, 1.0)  # the printed C_1 / (gamma T) + C_2 gamma sigma^2
     assert original == pytest.approx(2 / (0.1 * 200) + 0.1 * 0.25)
     assert bounds.sigma_printed(2.0, 0.1, sigma) == pytest.approx(2 / (0.1 * 200) + 0.1 * 0.25 * 201)
+    growing = np.array([0.1, 0.2, 0.3])  # sigma_2 belongs to a step after theta_1, the last one averaged
+    assert bounds.sigma_corrected(2.0, 0.1, growing, 1.0) == pytest.approx(2 / (0.1 * 2) + 0.1 * (0.01 + 0.04) / 2)
+    assert bounds.sigma_printed(2.0, 0.1, growing) == pytest.approx(2 / (0.1 * 2) + 0.1 * (0.01 + 0.04 + 0.09))
     gaps = problems.sgd_gaps(np.array([1.0]), np.array([1.0]), 0.5, np.array([1.0, 0.0, 0.0]))
     assert gaps == pytest.approx([0.5, (0.25 + 0.25) / 2])  # theta_1 = theta_0 / 2 - gamma n
 
