@@ -1364,6 +1364,10 @@ class Config:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UsageError("--device cuda: torch finds no GPU here")
 
+    def samples(self, n: int) -> int:
+        """How many of the training set's n samples the clients hold."""
+        return n
+
 
 FREE_ON_RESUME = ("resume", "out", "jobs", "profile")  # these change no result
 
@@ -1795,8 +1799,9 @@ def _possible(config: Config) -> None:
     config.check()
     data, device, dtype = setting_up(config)
     build_model(config.model, data, device, dtype, config.width)
-    if config.partition != "natural" and max(config.parts, config.clients) * config.min_size > len(data.y_train):
-        raise UsageError(f"--clients {config.clients}: the training set has only {len(data.y_train)} samples")
+    n = config.samples(len(data.y_train))
+    if config.partition != "natural" and max(config.parts, config.clients) * config.min_size > n:
+        raise UsageError(f"--clients {config.clients}: the training set has only {n} samples")
     if config.partition == "natural":
         client_shards(config, data, Streams(config.seed))  # raises where there are too few natural clients
     if world()[1] > 1 and config.jobs > 1:
