@@ -102,6 +102,9 @@ class Config(common.Config):
         if self.model == "lstm" or self.dataset == "shakespeare":
             raise common.UsageError(f"--dataset {self.dataset} --model {self.model}: this script reads images")
 
+    def samples(self, n: int) -> int:
+        return round((self.data_share or (1.0 if self.dataset == "digits" else 0.5)) * n)
+
 
 @dataclass
 class Federation:
@@ -467,9 +470,8 @@ def prepare(config: Config, data: common.Data, run: common.Run) -> Federation:
     _, device, dtype = common.setting_up(config)
     data = dataclasses.replace(data, mean=torch.full_like(data.mean, 127.5), std=torch.full_like(data.std, 127.5))
     model = common.build_model(config.model, data, device, dtype, config.width)
-    share = config.data_share or (1.0 if config.dataset == "digits" else 0.5)
     n = len(data.y_train)
-    kept = np.sort(run.streams("share").permutation(n)[: round(share * n)])
+    kept = np.sort(run.streams("share").permutation(n)[: config.samples(n)])
     owner = None if data.owner is None else data.owner[kept]
     part = SimpleNamespace(y_train=data.y_train.cpu()[kept], owner=owner)
     shards = [kept[shard] for shard in common.client_shards(config, part, run.streams)]

@@ -110,6 +110,13 @@ def test_resume_names_every_changed_flag_with_both_values(script, tmp_path):
         assert (tmp_path / "config.json").read_bytes() == before
 
 
+def test_a_share_of_the_data_that_leaves_too_few_samples_is_one_line(tiny):
+    script = SCRIPTS[3]
+    status, output, errors = reliability.run_line(script, command(script, "--data-share=0.1", "--out=r", "--resume"))
+    assert status == 2 and not output and errors.count("\n") == 1 and "only 4 samples" in errors
+    assert not (tiny / "r").exists()
+
+
 # --------------------------------------------------------------------------------------------------------------- data
 
 
