@@ -19,7 +19,9 @@ MUTANTS = {
     "common.py": [
         ("g.add_(y - self.anchor[:live], alpha=self.proximal)", "g.add_(self.anchor[:live] - y, alpha=self.proximal)"),
         ("g.add_(y, alpha=self.weight_decay)", "g.sub_(y, alpha=self.weight_decay)"),
-        ("g = self.velocity[:live].mul_(self.momentum).add_(g)", "g = self.velocity[:live].add_(g).mul_(self.momentum)"),
+        ("v.mul_(self.momentum).add_(g)", "v.add_(g).mul_(self.momentum)"),
+        ("momentum=self.momentum, weight_decay", "momentum=self.momentum**2, weight_decay"),
+        ("weight_decay=self.weight_decay, **rest", "weight_decay=-self.weight_decay, **rest"),
         ("g.add_(self.correction[:live])", "g.sub_(self.correction[:live])"),
         ("velocity = momentum * velocity + 1 - proximal * travelled", "velocity = momentum * velocity + 1"),
         ("velocity = momentum * velocity + 1 - proximal * travelled", "velocity = velocity + 1 - proximal * travelled"),
@@ -44,8 +46,8 @@ MUTANTS = {
         ('self.mu * step.extra["known"] * (step.mean * l_con).sum(1)', "self.mu * (step.mean * l_con).sum(1)"),
         ("return p @ y\n\n    def start", "return y.mean(0)\n\n    def start"),
         (
-            "self.statistics[:live, 0] += torch.linalg.vector_norm(g, dim=1).square()",
-            "self.statistics[:live, 0] += torch.linalg.vector_norm(g, dim=1)",
+            "self.statistics[:live, 0].add_(torch.linalg.vector_norm(g, dim=1).square_())",
+            "self.statistics[:live, 0].add_(torch.linalg.vector_norm(g, dim=1))",
         ),
         ("self.mean = mask / mask.sum(-1, keepdim=True).clamp(min=1)", "self.mean = mask / mask.shape[-1]"),
         ("if -size - 1 > min_size:", "if -size > min_size:"),
