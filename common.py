@@ -40,9 +40,9 @@ gc.freeze()  # the collector need not walk through torch's own objects again and
 if sys.platform == "linux":  # keep large buffers in the heap: returning their pages after every step costs a third of it
     import ctypes
 
-    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-    for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-        ctypes.CDLL(None).mallopt(option, 1 << 30)
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, mallopt = -1, -3, ctypes.CDLL(None).mallopt
+    mallopt(M_TRIM_THRESHOLD, 1 << 30)
+    mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the most that an older glibc takes
 
 
 class UsageError(Exception):
@@ -917,7 +917,7 @@ class _Group:
 
     def stacked(self, arrays, fill=0):
         """K arrays (T_k, ...) -> (T, K, ...) on the device; integers stay integers, floats take the net's precision."""
-        result = np.full((self.steps[0], len(arrays), *arrays[0].shape[1:]), fill, dtype=arrays[0].dtype)
+        result = np.full((self.steps[0], len(arrays), *arrays[0].shape[1:]), fill, dtype=np.result_type(*arrays))
         for k, array in enumerate(arrays):
             result[: len(array), k] = array
         tensor = torch.as_tensor(result, device=self.model.device)
@@ -958,8 +958,7 @@ class _Group:
             counter.add_(1)
 
         warm_up = min(warm_up, end - begin)
-        side = _side_stream(self.model.device)
-        with side:
+        with _side_stream(self.model.device):
             for _ in range(warm_up):
                 step()
         replayed = _captured(step, self.model.device) if end - begin > 2 * warm_up else step
@@ -1024,13 +1023,17 @@ class _Group:
             y.sub_(v.mul_(self.momentum).add_(g) * self.at(self.lr, t))
 
 
+@contextlib.contextmanager
 def _side_stream(device: str):
-    """Where a step runs before it is captured, as CUDA graphs demand."""
+    """Where a step runs before it is captured, as CUDA graphs demand. Either stream waits for what the other has begun."""
     if device != "cuda":
-        return contextlib.nullcontext()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    return torch.cuda.stream(side)
+        yield
+        return
+    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        yield
+    current.wait_stream(side)
 
 
 def _captured(step: Callable, device: str) -> Callable:
@@ -1095,7 +1098,7 @@ def score(model: Model, weights: Tensor, data: Data, shards: Sequence[np.ndarray
 
 
 @timed("evaluation")
-def evaluate(model: Model, weights: Tensor, data: Data, chunk: int = 0) -> dict[str, float]:
+def evaluate(model: Model, weights: Tensor, data: Data) -> dict[str, float]:
     """Accuracy and mean loss on the test set, in percent and nats; for a stack (K, P) their mean over the K nets."""
     test = np.arange(len(data.y_test))
     stack = weights[None] if weights.dim() == 1 else weights

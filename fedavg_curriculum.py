@@ -149,8 +149,10 @@ def schedule(config, order, shard, keys, streams, t, m) -> np.ndarray:
 def dissimilarity(model, theta_g, data, chosen: list[np.ndarray], chunk: int, seeds: list[int]) -> float:
     """Lambda = sum_m q_m ||grad f_m||^2 / ||sum_m q_m grad f_m||^2 >= 1 over the clients' chosen samples, at theta_g (P,).
 
-    1 means that all clients pull the same way (Section 3.3: easy prefixes are closer in distribution).
+    1 means that all clients pull the same way (Section 3.3: easy prefixes are closer in distribution). In float64 whatever
+    --dtype is: the easy samples' gradients vanish as theta_g learns them.
     """
+    model, theta_g = common.Model(model.build, model.device, torch.float64), theta_g.double()
     longest = max(len(index) for index in chosen)
     batches = [np.pad(index, (0, longest - len(index)), constant_values=-1)[None] for index in chosen]
     step = common.train(model, theta_g, data, batches, lr=1.0, chunk=chunk, seeds=seeds)  # theta - y_m = grad f_m

@@ -368,12 +368,42 @@ def test_batch_norm_where_all_clients_are_as_long(sizes):
     compare_with_loop("fedgen-cnn", "momentum", sizes=sizes, batch=4, scheduled=False)
 
 
-def test_stacked_alexnet_equals_looped():
-    compare_with_loop("alexnet", "momentum", sizes=(3, 4), batch=2, chunk=2)
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("name", ["alexnet", "resnet9"])
+def test_big_nets_equal_looped_stacked_and_alone(name, chunk):
+    compare_with_loop(name, "momentum", sizes=(3, 4), batch=2, chunk=chunk)
 
 
-def test_stacked_resnet9_equals_looped():
-    compare_with_loop("resnet9", "momentum", sizes=(3, 4), batch=2, chunk=2)
+def test_vgg11_equals_looped():
+    compare_with_loop("vgg11", "momentum", sizes=(3, 2), batch=2)
+
+
+def test_schedules_of_integers_and_fractions_side_by_side():
+    """The first client's weights are whole numbers, the second's are not: neither may be cut to the other's type."""
+    data = made_up(16)
+    model = common.build_model("lenet5", data, dtype=DOUBLE)
+    batches, weights = [np.arange(4)[None], np.arange(4, 8)[None]], [np.ones((1, 4), int), np.full((1, 4), 0.5)]
+    update = common.train(model, model.init(0), data, batches, lr=0.1, weights=weights)
+    alone = common.train(model, model.init(0), data, batches[1:], lr=0.1, weights=weights[1:])
+    assert update.loss[1] == pytest.approx(alone.loss[0], rel=1e-12) and alone.loss[0] > 0.1
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_share_the_clients_and_add_up(ranks, monkeypatch):
+    """Each rank alone: every client's row comes from exactly one, and all together are one process's result."""
+    data = made_up(16)
+    model = common.build_model("lenet5", data, dtype=DOUBLE)
+    schedules = ragged_schedules(data, (7, 3, 10, 1, 6), 3, np.random.default_rng(5))
+    whole = common.train(model, model.init(0), data, schedules, lr=0.05)
+    monkeypatch.setattr(common.dist, "all_reduce", lambda tensor: None)
+    parts = []
+    for number in range(ranks):
+        monkeypatch.setattr(common, "world", lambda number=number: (number, ranks))
+        parts.append(common.train(model, model.init(0), data, schedules, lr=0.05))
+    trained = np.array([(part.weights != 0).any(1).numpy() for part in parts])
+    assert (trained.sum(0) == 1).all() and trained.any(1).all()
+    assert (sum(part.weights for part in parts) - whole.weights).abs().max() < 1e-12
+    np.testing.assert_allclose(sum(part.grad_sq for part in parts), whole.grad_sq, rtol=1e-10)
 
 
 def test_lstm_trains_as_the_ordinary_net():
@@ -431,10 +461,10 @@ def test_stacked_clients_do_not_touch_one_another():
 
 
 class Pretended(str):
-    """The CPU, answering to the GPU's name too: `train` takes the GPU's path, but for the recording of a CUDA graph."""
+    """The CPU, answering to the GPU's name: `train` takes the GPU's path, but for the recording of a CUDA graph."""
 
     def __eq__(self, other):
-        return other in ("cpu", "cuda")
+        return other == "cuda"
 
     __hash__ = str.__hash__
 

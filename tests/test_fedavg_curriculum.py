@@ -529,6 +529,36 @@ def test_gradient_dissimilarity_by_autograd():
     assert found == pytest.approx([expected, 1.0], rel=1e-8) and expected > 1.01
 
 
+def test_dissimilarity_of_vanishing_gradients_needs_float64():
+    """Where the samples are learned, theta - (theta - g) in float32 would be rounding alone."""
+    data = made_up()
+    model = common.build_model("lenet5", data)
+    theta, every = model.init(4), np.arange(len(data.y_train))
+    batches = [np.tile(np.arange(40), (300, 1))]
+    theta = common.train(model, theta, data, batches, lr=0.05, momentum=0.9).weights[0]
+    chosen = [np.arange(0, 20), np.arange(20, 40)]
+    double = common.build_model("lenet5", data, dtype=torch.float64)
+    exact = script.dissimilarity(double, theta.double(), data, chosen, 0, [0, 1])
+    assert common.score(model, theta, data, [every[:40]])[0][0].mean() < 1e-2
+    assert script.dissimilarity(model, theta, data, chosen, 0, [0, 1]) == pytest.approx(exact, rel=1e-9)
+
+
+def test_dissimilarity_is_of_the_easiest_all_and_hardest_samples(monkeypatch):
+    data = made_up()
+    model = common.build_model("lenet5", data, dtype=torch.float64)
+    theta, shards, seen = 3 * model.init(4), [np.arange(0, 20), np.arange(20, 36), np.arange(36, 60)], []
+    monkeypatch.setattr(script, "dissimilarity", lambda model, theta, data, chosen, **_: seen.append(chosen) or len(seen))
+    config = small(pacing_b=0.25)
+    found = script.dissimilarities(config, model, theta, data, shards, np.arange(3), common.Streams(0), 0)
+    assert found == {"lambda_easy": 1, "lambda_all": 2, "lambda_hard": 3}
+    losses = F.cross_entropy(poured(theta)(pixels(data, data.x_train)), data.y_train, reduction="none").detach().numpy()
+    for k, shard in enumerate(shards):
+        easy, everything, hard = (sorted(part[k].tolist()) for part in seen)
+        by_loss = shard[np.argsort(losses[shard])]
+        assert everything == shard.tolist()
+        assert easy == sorted(by_loss[: len(shard) // 4].tolist()) and hard == sorted(by_loss[-(len(shard) // 4) :].tolist())
+
+
 def test_dissimilarity_is_logged_and_changes_nothing(tmp_path):
     plain, _ = federated(small(), "curriculum", made_up(), tmp_path / "a")
     logged, run = federated(small(dissimilarity=True), "curriculum", made_up(), tmp_path / "b")

@@ -32,7 +32,9 @@ def start(ranks: int, folder: Path, *flags: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=300)
+    """(exit status, errors). Only one rank may report: several would mean that each trained all by itself."""
+    output, errors = process.communicate(timeout=300)
+    assert output.count("results: ") == (process.returncode == 0), output
     return process.returncode, errors
 
 
