@@ -1,0 +1,132 @@
+"""results/README.md against the summary.json files beside it: each claim has a row, each number is what the runs say."""
+
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+README = (RESULTS / "README.md").read_text()
+COUNTS = {"A": 14, "B": 6, "C": 11, "D": 5, "T": 4}  # claims of each paper, 40 in all
+CLAIMS = [f"{paper}{i + 1}" for paper, count in COUNTS.items() for i in range(count)]
+VERDICTS = ("reproduced", "partly", "contradicted", "not decided")
+MACHINE = re.compile(r"(?:^|[\s=\"'])(?:/|~/|[A-Za-z]:\\|\\\\)")  # where an absolute path begins
+
+
+def load(folder: Path):
+    """results/verdicts.py, reading the runs in `folder`."""
+    spec = importlib.util.spec_from_file_location("verdicts", RESULTS / "verdicts.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ROOT = folder
+    return module
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """The cells after the first of each row whose first cell begins with a claim's name."""
+    rows = {}
+    for line in text.splitlines():
+        if line.startswith("| ") and (name := line[2:].split()[0]) in CLAIMS:
+            assert name not in rows, f"{name} has two rows"
+            rows[name] = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[2:-1]]
+    return rows
+
+
+def wrong(text: str, verdicts) -> list[str]:
+    """The claims whose 'ours' cell is not what the runs give."""
+    return [name for name, cells in table(text).items() if cells[1] != verdicts.CELLS[name]()]
+
+
+def strings(value):
+    """Every string inside a JSON value, keys too."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+SUMMARIES = sorted(RESULTS.glob("*/*/summary.json"))
+
+
+def test_every_claim_has_a_row_and_a_verdict():
+    rows = table(README)
+    assert sorted(rows, key=CLAIMS.index) == CLAIMS
+    for name, cells in rows.items():
+        assert len(cells) == 5, f"{name}: wanted paper, ours, verdict, runs, scale"
+        assert cells[2].startswith(VERDICTS), f"{name}: {cells[2]}"
+
+
+def test_every_row_names_its_runs():
+    for name, cells in table(README).items():
+        named = re.findall(r"\]\(([^)]+)\)", cells[3])
+        assert named or cells[2].startswith("not decided"), f"{name} names no run"
+        for path in named:
+            assert (RESULTS / path).is_file() and path.endswith(".json"), f"{name}: {path}"
+
+
+def test_numbers_of_the_table_are_those_of_the_runs():
+    assert wrong(README, load(RESULTS)) == []
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_an_altered_number_is_noticed(name):
+    """In the table: any digit of the row's 'ours' cell."""
+    verdicts = load(RESULTS)
+    row = next(line for line in README.splitlines() if line.startswith(f"| {name} "))
+    ours = table(README)[name][1]
+    digits = [i for i, character in enumerate(ours) if character.isdigit()]
+    for i in digits:
+        altered = ours[:i] + str((int(ours[i]) + 1) % 10) + ours[i + 1 :]
+        assert wrong(row.replace(ours, altered), verdicts) == [name]
+
+
+def test_an_altered_run_is_noticed(tmp_path):
+    """In a summary.json: every accuracy a little lower in each trial, by another amount in every arm."""
+    copy = Path(shutil.copytree(RESULTS, tmp_path / "results"))
+    shutil.copytree(ROOT / "theory" / "figures", tmp_path / "theory" / "figures")
+    for path in copy.glob("*/*/summary.json"):
+        found = json.loads(path.read_text())
+        for i, arms in enumerate(found["results"].values()):
+            for j, figures in enumerate(arms.values()):
+                for what in ("final", "last10"):
+                    figures[what]["trials"] = [
+                        a - 0.37 * (i + 1) * (j + 1) * (k + 1) for k, a in enumerate(figures[what]["trials"])
+                    ]
+        path.write_text(json.dumps(found))
+    noticed = set(wrong(README, load(copy)))
+    source = (RESULTS / "verdicts.py").read_text()
+    cells = {name: source.split(f'@claim("{name}")')[1].split("@claim")[0] for name in CLAIMS if f'@claim("{name}")' in source}
+    accuracy = {name for name, code in cells.items() if re.search(r"\b(trials|gain|both|slope)\(", code)}
+    assert accuracy and accuracy <= noticed
+
+
+def test_commands_are_those_of_the_runs():
+    """The README prints the command of every run that a row names."""
+    for path in {path for cells in table(README).values() for path in re.findall(r"\]\(([^)]+summary\.json)\)", cells[3])}:
+        command = json.loads((RESULTS / path).read_text())["command"]
+        assert command in README.splitlines(), f"{path}: {command}"
+
+
+@pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: "-".join(path.parts[-3:-1]))
+def test_no_path_of_a_machine(path):
+    for text in strings(json.loads(path.read_text())):
+        assert not MACHINE.search(text), text
+
+
+@pytest.mark.parametrize("text", ["/tmp/x", "--out /home/a", "--data-dir=/data", "C:\\data", "~/x", "\\\\server\\x"])
+def test_a_path_of_a_machine_is_seen(text):
+    assert MACHINE.search(text)
+
+
+@pytest.mark.parametrize("text", ["runs/x", "data", "python a.py --out results/a/b", "client - client-anti", "alpha=0.1"])
+def test_a_relative_path_is_not(text):
+    assert not MACHINE.search(text)
