@@ -128,9 +128,8 @@ def _():
         final = {s: trials(run, f"partition={partition} score={s}", "curriculum") for s in SCORES}
         ranked = sorted(SCORES, key=lambda s: -final[s].mean())
         means = ", ".join(f"{s} {final[s].mean():.1f}" for s in ranked)
-        others = "; ".join(
-            f"- {s} {ci(final['G'] - final[s])}" for s in (ranked[0] if ranked[0] != "G" else ranked[1], "L_pred")
-        )
+        rivals = dict.fromkeys((next(s for s in ranked if s != "G"), "L_pred"))
+        others = "; ".join(f"- {s} {ci(final['G'] - final[s])}" for s in rivals)
         cells.append(f"{name}: {means}; G {others}")
     return ". ".join(cells)
 
