@@ -2047,6 +2047,7 @@ def curves(rows: list[dict], path: Path, column: str = "accuracy", label: str = 
     for axis, setting in zip(axes.flat, settings, strict=False):
         draw(axis, rows, setting, list(dict.fromkeys(row["method"] for row in rows if row["setting"] == setting)), column)
         axis.set(title=setting, xlabel="round", ylabel=label)
+        axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in axes.flat[len(settings) :]:
         axis.set_visible(False)
     handles, methods = axes.flat[0].get_legend_handles_labels()

@@ -231,14 +231,17 @@ def federate(config: Config, data: common.Data, run: common.Run) -> None:
 def figure(rows, config, folder) -> None:
     """Final accuracy by setting and order, mean +- std over trials: the layout of Figs 1 to 3 and 10."""
     settings = list(dict.fromkeys(row["setting"] for row in rows))
-    fig, axes = common.new_figure(width=max(4.0, 1.2 * len(settings)))
+    parts = [part for setting in settings for part in setting.split()]  # flag=value of the sweep
+    fig, axes = common.new_figure(width=max(4.0, len(settings) * (0.3 + 0.07 * max(map(len, parts), default=0))))
     for i, (order, colour) in enumerate(zip(config.order, common.COLOURS, strict=False)):
         final = [common.spread(common.per_trial(rows, setting, order)["final"]) for setting in settings]
         at = np.arange(len(settings)) + (i - (len(config.order) - 1) / 2) * 0.2
         means, stds = [f["mean"] for f in final], [f["std"] for f in final]
         axes[0, 0].bar(at, means, 0.18, yerr=stds, label=order, color=colour, error_kw={"linewidth": 0.8})
     axes[0, 0].set_xticks(range(len(settings)), [s.replace(" ", "\n") or config.dataset for s in settings])
-    axes[0, 0].set(ylabel="final test accuracy (%)", title=f"{config.base}, score {config.score}, {config.pacing} pacing")
+    same = {"base": config.base, "score": f"score {config.score}", "pacing": f"{config.pacing} pacing"}
+    title = ", ".join(text for flag, text in same.items() if flag not in {part.split("=")[0] for part in parts})
+    axes[0, 0].set(ylabel="final test accuracy (%)", title=title)
     axes[0, 0].legend(ncols=len(config.order), loc="upper center", bbox_to_anchor=(0.5, -0.12))
     common.save_figure(fig, folder / "orders.png")
 
@@ -246,7 +249,7 @@ def figure(rows, config, folder) -> None:
 CIFAR10 = {"dataset": "cifar10", "clients": 100, "clients_per_round": 10, "rounds": 100, "epochs": 10, "batch_size": 10}
 CIFAR10 |= {"lr": 0.001, "lr_alpha": 0.001, "lr_power": 0.75, "momentum": 0.9, "weight_decay": 5e-4}
 CIFAR100 = CIFAR10 | {"dataset": "cifar100", "model": "resnet9", "lr": 0.01, "lr_power": 0.0, "weight_decay": 0.0}
-BETAS, PACED = (0.05, 0.2, 0.9), ("curriculum", "anti", "random")
+BETAS, PARTS, PACED = (0.05, 0.2, 0.9), (100, 200, 400, 800), ("curriculum", "anti", "random")
 PRESETS = {
     "table1": ("FedAvg by heterogeneity, CIFAR-10", CIFAR10, {"alpha": BETAS}),
     "table2": ("FedProx by heterogeneity, CIFAR-10", CIFAR10 | {"base": "fedprox"}, {"alpha": BETAS}),
@@ -263,7 +266,8 @@ PRESETS = {
         CIFAR10 | {"alpha": 0.05},
         {"partition": ("iid", "dirichlet"), "pacing_b": (0.0025, 0.1, 0.2, 0.5, 0.8)},
     ),
-    "fig10": ("amount of data per client", CIFAR10 | {"partition": "iid"}, {"parts": (100, 200, 400, 800)}),
+    "fig10": ("amount of data, FedAvg, label skew", CIFAR10 | {"partition": "label-skew"}, {"parts": PARTS}),
+    "fig10-fedprox": ("amount of data, FedProx, Dir(.05)", CIFAR10 | {"alpha": 0.05, "base": "fedprox"}, {"parts": PARTS}),
     "fig11": ("heterogeneity, CIFAR-100 with ResNet-9", CIFAR100, {"alpha": BETAS}),
     "fig12": (
         "pacing family and a, label skew",
