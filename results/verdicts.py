@@ -203,14 +203,25 @@ def over_beta(scale: str) -> str:
     return "A_curr at .05 - at .9, " + ". ".join(cells)
 
 
+CIFAR10, WHATS = "fedavg_curriculum/cifar10-table1", ("final", "last10")
+
+
 @claim("A6")
 def _():
-    return tables("digits")
+    cells = []
+    for b in BETAS:
+        each = [f"{other} {both(CIFAR10, f'alpha={b}', 'curriculum', other)}" for other in ("vanilla", "random", "anti")]
+        cells.append(f"Dir({str(b)[1:]}) - {', - '.join(each)}")
+    return f"digits: {tables('digits')}. CIFAR-10, FedAvg: {'; '.join(cells)}"
 
 
 @claim("A7")
 def _():
-    return over_beta("digits")
+    cells = []
+    for other in ("vanilla", "random"):
+        rise = [np.subtract(*(gain(CIFAR10, f"alpha={b}", "curriculum", other, what) for b in (0.05, 0.9))) for what in WHATS]
+        cells.append(f"gain over {other} {PAIR.join(map(ci, rise))}")
+    return f"digits: {over_beta('digits')}. CIFAR-10, FedAvg: {', '.join(cells)}"
 
 
 @claim("A8")
