@@ -799,9 +799,11 @@ def test_presets_hold_the_papers_values(preset):
     for name, values in sweep.items():
         for value in values:
             dataclasses.replace(config, **{name: value}).check()
-    assert {"table1": "fedavg", "table2": "fedprox", "table3": "fednova", "table4": "scaffold"}.get(
-        preset, "fedavg"
-    ) == config.base
+    bases = {"table2": "fedprox", "table3": "fednova", "table4": "scaffold", "fig10-fedprox": "fedprox"}
+    assert config.base == bases.get(preset, "fedavg")
+    if preset.startswith("fig10"):  # Non-IID (2) for FedAvg, Dir(.05) for FedProx
+        assert config.partition == ("dirichlet" if "fedprox" in preset else "label-skew") and sweep == {"parts": script.PARTS}
+        assert "fedprox" not in preset or config.alpha == 0.05
 
 
 def test_explicit_flags_win_over_a_preset():
