@@ -292,7 +292,7 @@ def load_data(name: str, root: str | None = None, device: str = "cpu", size: int
         try:
             arrays = _torchvision(name, folder)
         except Exception as error:  # torchvision asserts, looks up and unpickles: each damage has its own word
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = str(error).splitlines()[0].rstrip(" :") if str(error) else type(error).__name__
             hint = f"put {PLACES[name]} there or connect to the network"
             raise UsageError(f"--dataset {name}: not readable from --data-dir {folder} ({reason}); {hint}") from None
     elif name.endswith(".npz") and os.path.isfile(name):  # False for a name too long to be one
@@ -1815,10 +1815,8 @@ def _prepare(folder: Path, config: Config) -> None:
     """The run's folder: a fresh one, or the one to resume, whose flags must be the same."""
     flags = dataclasses.asdict(config)
     path = folder / "config.json"
-    try:
+    with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {folder}: {error.strerror}") from None
     for half_written in (folder / "checkpoints").glob("*.tmp"):
         half_written.unlink()
     if config.resume and path.exists():
@@ -1837,8 +1835,15 @@ def _prepare(folder: Path, config: Config) -> None:
     else:
         for old in (folder / "checkpoints").glob("*.pt*"):
             old.unlink()
-    try:
+    with _writable(folder):
         write_atomically(path, lambda file: file.write(json.dumps(flags, indent=1).encode()))
+
+
+@contextlib.contextmanager
+def _writable(folder: Path):
+    """A folder that cannot be made or written is the caller's mistake."""
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"--out {folder}: {error.strerror}") from None
 

@@ -50,6 +50,15 @@ def points(axis, x, lines: dict[str, list[np.ndarray]], interval=False) -> None:
         axis.axhline(0, color="black", linewidth=0.8)
 
 
+def one_panel(groups: dict[str, dict[str, np.ndarray]], title: str, width: float):
+    """A figure of one panel of bars, its legend below."""
+    fig, axes = common.new_figure(1, 1, width, 3.0)
+    bars(axes[0, 0], groups)
+    axes[0, 0].set(title=title, ylabel=ACCURACY, ylim=(0, 100))
+    axes[0, 0].legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.1))
+    return fig
+
+
 @drawn("fedavg_curriculum/digits-fig1/fig1")
 def _():
     run = "fedavg_curriculum/digits-fig1"
@@ -133,12 +142,9 @@ def _():
 def _():
     run = "client_curriculum/digits-fig4"
     names = {"curriculum": "data", "anti": "data-anti", "random": "data-random", "vanilla": "vanilla"}
-    fig, axes = common.new_figure(1, 1, 7.0, 3.0)
     groups = {s: {o: trials(run, s, arm) for o, arm in names.items()} for s in settings(run)}
-    bars(axes[0, 0], {s.replace("alpha=", "Dir(").replace(" f_ord=", "), f_ord "): group for s, group in groups.items()})
-    axes[0, 0].set(title="Fig 4 on digits: data orders at low and high consistency", ylabel=ACCURACY, ylim=(0, 100))
-    axes[0, 0].legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.1))
-    return fig
+    groups = {s.replace("alpha=", "Dir(").replace(" f_ord=", "), f_ord "): group for s, group in groups.items()}
+    return one_panel(groups, "Fig 4 on digits: data orders at low and high consistency", 7.0)
 
 
 @drawn("client_curriculum/digits-fig6-data/fig6")
@@ -190,13 +196,10 @@ def _():
 
 @drawn("fedcl_fgn/digits-fig39/fig6-39")
 def _():
-    fig, axes = common.new_figure(1, 1, 8.0, 3.0)
     runs = {base: (f"fedcl_fgn/digits-{base}", "") for base in ("fedprox", "vrlsgd", "fednova")}
     runs |= {base: ("fedcl_fgn/digits-fig39", f"base={base}") for base in ("fedadagrad", "fedyogi", "fedadam")}
-    bars(axes[0, 0], {b: {"alone": trials(*run, b), "with FedCL": trials(*run, f"{b}+cl")} for b, run in runs.items()})
-    axes[0, 0].set(title="Figs 6 and 39 on digits, alpha .1", ylabel=ACCURACY, ylim=(0, 100))
-    axes[0, 0].legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.1))
-    return fig
+    groups = {b: {"alone": trials(*run, b), "with FedCL": trials(*run, f"{b}+cl")} for b, run in runs.items()}
+    return one_panel(groups, "Figs 6 and 39 on digits, alpha .1", 8.0)
 
 
 @drawn("fedcl_fgn/digits-fig10-alpha0.1/fig10")
@@ -241,13 +244,9 @@ def _():
 
 @drawn("fedac_art/digits-table2/table2")
 def _():
-    fig, axes = common.new_figure(1, 1, 5.0, 3.0)
-    arms = {"alone": "base", "with FedAC": "fedac"}
-    run = verdicts.FEDAC
-    bars(axes[0, 0], {b: {label: trials(run, f"base={b}", arm) for label, arm in arms.items()} for b in verdicts.BASE_ARMS})
-    axes[0, 0].set(title="Tables 2 and 3 on digits", ylabel=ACCURACY, ylim=(0, 100))
-    axes[0, 0].legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.1))
-    return fig
+    run, arms = verdicts.FEDAC, {"alone": "base", "with FedAC": "fedac"}
+    groups = {b: {label: trials(run, f"base={b}", arm) for label, arm in arms.items()} for b in verdicts.BASE_ARMS}
+    return one_panel(groups, "Tables 2 and 3 on digits", 5.0)
 
 
 def main(names: list[str]) -> None:

@@ -439,10 +439,13 @@ def agreement(run: str, method: str) -> tuple[np.ndarray, float]:
     return np.mean(np.equal(a, b), 1), p * q + (1 - p) * (1 - q)
 
 
+FIM = {"batch": "fedcl_fgn/digits-fim-batch", "per-sample": "fedcl_fgn/digits-fim"}
+
+
 @claim("C4")
 def _():
     cells = []
-    for name, run in {"batch": "fedcl_fgn/digits-fim-batch", "per-sample": "fedcl_fgn/digits-fim"}.items():
+    for name, run in FIM.items():
         share, chance = agreement(run, "fedavg")
         line = f"{name} FGN agrees with FedFIM in {100 * share.mean():.0f} % of the rounds"
         cells.append(f"{line} ({', '.join(f'{100 * x:.0f}' for x in share)} by trial), by chance {100 * chance:.0f} %")
@@ -452,7 +455,7 @@ def _():
 @claim("C5")
 def _():
     cells = []
-    for name, run in {"batch": "fedcl_fgn/digits-fim-batch", "per-sample": "fedcl_fgn/digits-fim"}.items():
+    for name, run in FIM.items():
         fast, slow = (np.median(curve(run, "", "fedavg", f"{d}_seconds"), 1) for d in ("fgn", "fim"))
         small, large = (curve_ends(run, "", "fedavg", f"{d}_bytes").mean() / 2**20 for d in ("fgn", "fim"))
         times = slow / fast
