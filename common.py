@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 gc.freeze()  # the collector need not walk through torch's own objects again and again: 3 % of a round
 if sys.platform == "linux":  # keep large buffers in the heap: returning their pages after every step costs a third of it
@@ -717,6 +718,7 @@ class Model:
             self.layout.append((owner, leaf, tensor.shape, end, end + tensor.numel()))
             end += tensor.numel()
         self.size, self.trainable = end, sum(p.numel() for p in parameters.values())
+        self.memory = None  # of the trainer
 
     def init(self, seed: int) -> Tensor:
         """Torch's default initialisation as a flat vector (P,)."""
@@ -855,6 +857,8 @@ def train(
     augment     (uint8 images (K, B, H, W, C), extra) -> images, before normalisation
     chunk       clients stacked at once (0: chosen for the net and device); a plain net always takes 1
     seeds       of dropout, one per client; clients that are stacked share the first one's
+
+    loss, penalty and augment are made of torch's operations on what the step gives them: a step is recorded and done again.
     """
     steps = np.array([len(b) for b in batches], dtype=int)
     lr = np.full(max(steps.max(initial=0), 1), lr) if np.isscalar(lr) else np.asarray(lr)
@@ -868,15 +872,18 @@ def train(
         if seeds is not None:
             torch.manual_seed(seeds[rows[0]])
         group = _Group(model, start.expand(len(batches), -1)[pick], data, [batches[i] for i in rows])
-        group.lr = torch.as_tensor(lr, device=model.device, dtype=model.dtype) if model.device == "cuda" else lr
+        group.lr = (
+            lr if model.device == "cpu" else group.hold("lr", torch.as_tensor(lr, device=model.device, dtype=model.dtype))
+        )
         group.momentum, group.weight_decay, group.proximal = momentum, weight_decay, proximal
         group.loss, group.penalty, group.augment = loss, penalty, augment
-        group.correction = None if correction is None else correction[pick]
+        group.correction = None if correction is None else group.hold("correction", correction[pick])[: len(rows)]
         group.frozen = {name: w.expand(len(batches), -1)[pick] for name, w in (frozen or {}).items()}
         group.per_client = {name: value[pick] for name, value in (per_client or {}).items()}
         group.per_step = {name: group.stacked([value[i] for i in rows]) for name, value in (per_step or {}).items()}
         if weights is not None:
-            group.weight = group.mean * group.stacked([weights[i] for i in rows]).to(group.mean)
+            weight = group.stacked([weights[i] for i in rows]).to(group.mean)
+            group.weight[: len(weight)] *= weight
         result[pick], statistics[pick] = group.run()
     return _gathered(result, statistics, steps, step_lengths(lr, momentum, proximal)[steps])
 
@@ -895,25 +902,48 @@ def gather(samples: Tensor, index: Tensor) -> Tensor:
     return samples.index_select(0, index.flatten()).view(*index.shape, *samples.shape[1:])
 
 
+WORTH_RECORDING = 12  # steps: by measurement, to record one costs what eight replays save
+
+
+class _Memory:
+    """Buffers that stay in their place from round to round, so that nets bound to them and steps recorded on them stay good."""
+
+    def __init__(self, data: Data):
+        self.data, self.buffers, self.nets, self.steps = data, {}, {}, {}
+
+    def hold(self, name: str, value: Tensor) -> Tensor:
+        """`value` (n, ...) copied into a buffer (n' >= n, ...), which is returned; what relied on one too small goes."""
+        room = self.buffers[name].shape if name in self.buffers else (0,) * value.dim()
+        if any(have < want for have, want in zip(room, value.shape, strict=True)):
+            self.buffers[name] = value.new_zeros([max(sizes) for sizes in zip(room, value.shape, strict=True)])
+            self.nets.clear()
+            self.steps.clear()
+        buffer = self.buffers[name][(slice(None), *map(slice, value.shape[1:]))]
+        buffer[: len(value)] = value
+        return buffer
+
+
 class _Group:
     """K clients, sorted by falling number of local steps, trained as one net."""
 
     def __init__(self, model, start, data, batches):
         self.model, self.data = model, data
+        if model.memory is None or model.memory.data is not data:
+            model.memory = _Memory(data)
+        self.memory, self.hold, k = model.memory, model.memory.hold, len(batches)
         self.steps = np.array([len(b) for b in batches])
-        self.weights = start.clone()  # y (K, P)
-        self.anchor = start[:, : model.trainable]  # x
-        self.grad = torch.zeros_like(self.anchor)
-        self.velocity = torch.zeros_like(self.anchor)
-        self.statistics = torch.zeros(len(batches), 2, device=model.device, dtype=torch.float64)
+        self.weights = self.hold("weights", start)[:k]  # y (K, P)
+        self.anchor = self.hold("anchor", start[:, : model.trainable])[:k]  # x
+        self.grad = self.hold("grad", torch.zeros_like(self.anchor))[:k]
+        self.velocity = self.hold("velocity", torch.zeros_like(self.anchor))[:k]
+        self.statistics = self.hold("statistics", torch.zeros(k, 2, device=model.device, dtype=torch.float64))[:k]
         real = [(b >= 0).sum(1) for b in batches]
         self.counts = np.stack([np.pad(r, (0, self.steps[0] - len(r))) for r in real], 1)  # (T, K) true batch sizes
         index = self.stacked(batches, fill=-1)  # (T, K, B)
-        self.index, self.batch_size = index.clamp(min=0), index.shape[2]
         mask = (index >= 0).to(model.dtype)
-        self.mean = mask / mask.sum(-1, keepdim=True).clamp(min=1)
-        self.weight = self.mean
-        self.nets = {}
+        self.index, self.batch_size = self.hold("index", index.clamp(min=0)), index.shape[2]
+        mean = mask / mask.sum(-1, keepdim=True).clamp(min=1)
+        self.mean, self.weight = self.hold("mean", mean), self.hold("weight", mean)
 
     def stacked(self, arrays, fill=0):
         """K arrays (T_k, ...) -> (T, K, ...) on the device; integers stay integers, floats take the net's precision."""
@@ -925,7 +955,9 @@ class _Group:
 
     def run(self):
         """All local steps, in segments during which the same clients are live."""
-        begin = 0
+        own = self.penalty or self.augment or self.frozen or self.per_client or self.per_step or self.loss is not cross_entropy
+        self.recorded = {} if own else self.memory.steps  # what holds more than the net and its loss serves this group alone
+        begin, self.bound = 0, {}
         while begin < self.steps.max(initial=0):
             live = int((self.steps > begin).sum())
             end = int(self.steps[live - 1])
@@ -940,68 +972,74 @@ class _Group:
                 self.replay(begin, end, live)
             else:
                 for t in range(begin, end):
-                    self.differentiate(t, slice(0, live))
+                    self.differentiate(t, slice(0, live), end - t)
                     self.descend(t, live)
             begin = end
         return self.weights, self.statistics
 
     def replay(self, begin, end, live, warm_up=3):
-        """The segment on a GPU: a few steps as they are, then one step captured as a CUDA graph and replayed.
+        """The segment on a GPU: a few steps as they are, then one captured as a CUDA graph, to be replayed in later rounds too.
 
         The step counter lives on the device, so that a replay needs nothing from the host.
         """
-        counter = torch.full((1,), begin, device=self.model.device)
+        counter = self.hold("counter", torch.full((1,), begin, device=self.model.device))
 
         def step():
             self.differentiate(counter, slice(0, live))
             self.descend(counter, live)
             counter.add_(1)
 
-        warm_up = min(warm_up, end - begin)
-        with _side_stream(self.model.device):
-            for _ in range(warm_up):
-                step()
-        replayed = _captured(step, self.model.device) if end - begin > 2 * warm_up else step
-        for _ in range(end - begin - warm_up):
-            replayed()
+        key = (live, self.batch_size, self.momentum, self.weight_decay, self.proximal, self.correction is None)
+        if key not in self.recorded and end - begin > 2 * warm_up:
+            with _side_stream(self.model.device):
+                for _ in range(warm_up):
+                    step()
+            begin += warm_up
+            self.recorded[key] = _captured(step, self.model.device)
+        for _ in range(end - begin):
+            self.recorded.get(key, step)()
 
     def at(self, schedule, t):
         """Step t of a (T, ...) schedule; t is an integer, or a counter (1,) on the device."""
         return schedule[t] if isinstance(t, int) else schedule.index_select(0, t)[0]
 
-    def net(self, rows):
-        key = (rows.start, rows.stop)
-        if key not in self.nets:
+    def nets(self, rows):
+        """The net over these clients, where its gradients go, and the frozen nets."""
+        key, nets = (rows.start, rows.stop), self.memory.nets
+        if key not in nets:
             net = self.model.bind(self.weights[rows], training=True, grad=True)
-            grads, begin = [], 0
-            for leaf in net.leaves:
-                size = leaf[0].numel() if not self.model.plain else leaf.numel()
-                grad = self.grad[rows, begin : begin + size]
-                grads.append(grad.view(leaf.shape))
-                begin += size
-            frozen = {name: self.model.bind(stack[rows]) for name, stack in self.frozen.items()}
-            self.nets[key] = net, grads, frozen
-        return self.nets[key]
+            sizes = [leaf.numel() if self.model.plain else leaf[0].numel() for leaf in net.leaves]
+            grads = self.grad[rows].split(sizes, dim=1)
+            nets[key] = net, [grad.view(leaf.shape) for grad, leaf in zip(grads, net.leaves, strict=True)]
+        if key not in self.bound:
+            self.bound[key] = {name: self.model.bind(stack[rows]) for name, stack in self.frozen.items()}
+        return *nets[key], self.bound[key]
 
-    def differentiate(self, t, rows):
-        """One backward pass of the summed loss: clients are independent, so it yields every client's own gradient."""
-        net, grads, frozen = self.net(rows)
+    def differentiate(self, t, rows, remaining=0):
+        """The gradients of local step t. Where enough of its like remain (on a CPU), it is recorded and then replayed."""
         size = int(self.counts[t, rows].max()) if isinstance(t, int) else self.batch_size
         index = self.at(self.index, t)[rows, :size]
-        step = SimpleNamespace(net=net, frozen=frozen, x=gather(self.data.x_train, index), y=gather(self.data.y_train, index))
-        step.mean = step.weight = self.at(self.mean, t)[rows, :size]
-        if self.weight is not self.mean:
-            step.weight = self.at(self.weight, t)[rows, :size]
+        mean, weight = (self.at(schedule, t)[rows, :size] for schedule in (self.mean, self.weight))
+        per_step = [self.at(value, t)[rows] for value in self.per_step.values()]
+        inputs = gather(self.data.x_train, index), gather(self.data.y_train, index), mean, weight, *per_step
+        backward, key = functools.partial(self.backward, rows, *self.nets(rows)), (rows.start, rows.stop, size)
+        if remaining >= WORTH_RECORDING and size == self.batch_size and key not in self.recorded and not self.model.plain:
+            self.recorded[key] = _Tape(backward, *inputs)
+        else:
+            self.recorded.get(key, backward)(*inputs)
+
+    def backward(self, rows, net, grads, frozen, x, y, mean, weight, *per_step):
+        """One backward pass of the summed loss: clients are independent, so it yields every client's own gradient."""
+        step = SimpleNamespace(net=net, frozen=frozen, x=x, y=y, mean=mean, weight=weight)
         step.extra = {name: value[rows] for name, value in self.per_client.items()}
-        step.extra |= {name: self.at(value, t)[rows] for name, value in self.per_step.items()}
-        x = self.augment(step.x, step.extra) if self.augment else step.x
-        step.inputs = self.data.inputs(x, self.model.dtype)
+        step.extra |= dict(zip(self.per_step, per_step, strict=True))
+        step.inputs = self.data.inputs(self.augment(x, step.extra) if self.augment else x, self.model.dtype)
         step.features = net.features(step.inputs)
         step.logits = net.head(step.features)
         losses = self.loss(step)
         if self.penalty:
             losses = losses + self.penalty(step)
-        torch._foreach_copy_(grads, torch.autograd.grad(losses.sum(), net.leaves))
+        torch._foreach_copy_(grads, torch.autograd.grad(losses, net.leaves, torch.ones_like(losses)))
         self.statistics[rows, 1].add_(losses.detach())
 
     @torch.no_grad()
@@ -1021,6 +1059,97 @@ class _Group:
         else:
             g.add_(y, alpha=self.weight_decay)
             y.sub_(v.mul_(self.momentum).add_(g) * self.at(self.lr, t))
+
+
+class _Tape(TorchDispatchMode):
+    """What a function of tensors did, operation by operation, backward pass included; called, does it again to new tensors.
+
+    To record is to run the function once. A call runs the same operations in the same order, so its bits are the function's; it
+    saves the layers' and autograd's bookkeeping, a sixth of a small net's step. What is not an input is taken as it stands in
+    memory. If the function looked into a tensor (`.item()`, a mask of unknown size), a call runs the function itself.
+    """
+
+    def __init__(self, function: Callable, *inputs: Tensor):
+        super().__init__()
+        self.names = {id(x): f"x{i}" for i, x in enumerate(inputs)}  # of the tensors that differ from call to call
+        self.kept, self.made, self.constants, self.lines, self.faithful = list(inputs), set(), {}, [], True
+        arguments = ", ".join(self.names.values())
+        with self:
+            function(*inputs)
+        lines, later, space = [], set(), {}
+        for line, names in reversed(self.lines):  # a tensor dies with its last use, as it did
+            lines.append(f"    {line}; del {', '.join(sorted(names - later))}" if names - later else f"    {line}")
+            later |= names
+        exec(_compiled("\n".join([f"def replay({arguments}):", *reversed(lines)])), self.constants, space)
+        self.function = space["replay"] if self.faithful else function
+        del self.names, self.kept, self.lines
+
+    def __call__(self, *inputs: Tensor) -> None:
+        with torch.inference_mode(self.faithful):
+            self.function(*inputs)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = operation(*args, **kwargs)
+        self.kept.append((args, result))  # an id must not be given twice
+        given = {id(x): x for x in _flat((args, kwargs)) if isinstance(x, Tensor)}
+        varying = {self.names[x] for x in given if x in self.names}
+        unknown = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(operation.tags)
+        if unknown or any(i not in self.names and _storage(x) in self.made for i, x in given.items()):
+            self.faithful = False
+        if operation.is_view and not varying:
+            return result  # a view of memory that stays
+        if operation is torch.ops.aten.detach.default:
+            self.names[id(result)] = self.names[id(args[0])]
+            return result
+        arguments = [*map(self.text, args), *(f"{name}={self.text(value)}" for name, value in kwargs.items())]
+        call = f"{self.constant(operation.op)}({', '.join(arguments)})"
+        new = [x if isinstance(x, Tensor) and id(x) not in given else None for x in _flat(result)]
+        targets = [self.name(x) for x in new]
+        if set(targets) - {"_"}:
+            call = f"{', '.join(targets)}{',' * isinstance(result, (tuple, list))} = {call}"
+        self.lines.append((call, varying.union(targets) - {"_"}))
+        return result
+
+    def name(self, x: Tensor | None) -> str:
+        """A variable for a tensor that the function has made."""
+        if x is None:
+            return "_"
+        self.made.add(_storage(x))
+        return self.names.setdefault(id(x), f"t{len(self.names)}")
+
+    def text(self, value) -> str:
+        """An argument as an expression: a variable, a list with variables in it, or a constant."""
+        if id(value) in self.names:
+            return self.names[id(value)]
+        if isinstance(value, (tuple, list)) and any(id(x) in self.names for x in value):
+            return f"[{', '.join(map(self.text, value))}]"
+        return self.constant(value)
+
+    def constant(self, value) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # otherwise torch imports its compiler first, which takes a second
+
+
+@functools.lru_cache
+def _compiled(program: str):
+    return compile(program, "tape", "exec")
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _flat(value):
+    """The leaves of nested tuples, lists and dicts."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return [leaf for x in value for leaf in _flat(x)] if isinstance(value, (tuple, list)) else [value]
 
 
 @contextlib.contextmanager

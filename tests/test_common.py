@@ -460,6 +460,119 @@ def test_stacked_clients_do_not_touch_one_another():
     assert torch.equal(dirty.weights[[0, 2]], clean.weights[[0, 2]])
 
 
+# ------------------------------------------------------------------------------------------------- recorded steps
+
+
+class Unrecorded:
+    """Stands for `_Tape`: does the function itself, each time."""
+
+    def __init__(self, function, *inputs):
+        self.function = function
+        function(*inputs)
+
+    def __call__(self, *inputs):
+        self.function(*inputs)
+
+
+def bits(update) -> list:
+    return [update.weights.numpy().tobytes(), update.grad_sq.tobytes(), update.loss.tobytes()]
+
+
+def contrast(step):
+    """A penalty with a frozen net, a tensor per client, one per step and the generator in it."""
+    with torch.no_grad():
+        z = step.frozen["global"].features(step.inputs)
+    noisy = step.features + 0.01 * torch.randn_like(step.features)
+    return step.extra["pull"] * (step.mean * step.extra["each"] * F.cosine_similarity(noisy, z, dim=-1)).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "penalised"), [*((name, False) for name in ZOO if name != "lstm"), ("lenet5", True), ("fedgen-cnn", True)]
+)
+def test_a_recorded_step_has_the_bits_of_the_step(name, penalised, monkeypatch):
+    """Dropout, batch norm, short batches, an ever smaller number of clients; over two rounds with other data and weights."""
+    make, _, width = ZOO[name]
+    data, rounds, tapes = make(), [], []
+    monkeypatch.setattr(common, "WORTH_RECORDING", 2)
+    init = common._Tape.__init__
+    monkeypatch.setattr(common._Tape, "__init__", lambda tape, *a: (init(tape, *a), tapes.append(tape))[0])
+    for kind in (common._Tape, Unrecorded):
+        monkeypatch.setattr(common, "_Tape", kind)
+        model, rng, weights = common.build_model(name, data, width=width), np.random.default_rng(5), None
+        for sizes in ((13, 8, 12), (8, 15)):
+            schedules = ragged_schedules(data, sizes, 2, rng)
+            start = jittered(model.init(1), len(sizes)) if weights is None else weights[: len(sizes)]
+            flags = {"weights": [rng.uniform(0.5, 2, b.shape) for b in schedules]}
+            if penalised:
+                extra = {"per_client": {"pull": torch.rand(len(sizes), generator=torch.manual_seed(len(sizes)))}}
+                extra["per_step"] = {"each": [rng.uniform(0, 1, b.shape) for b in schedules]}
+                flags |= {"penalty": contrast, "frozen": {"global": model.init(7)}, **extra}
+            flags |= {"lr": 0.01, "momentum": 0.9, "chunk": 3, "seeds": [4] * len(sizes)}
+            update = common.train(model, start, data, schedules, **flags)
+            rounds.append(bits(update))
+            weights = update.weights
+    assert tapes and all(tape.faithful for tape in tapes)
+    assert rounds[:2] == rounds[2:]
+
+
+@pytest.mark.parametrize("kind", ["item", "mask", "storage"])
+def test_a_step_that_looks_into_its_tensors_is_not_replayed(kind, monkeypatch):
+    """A loss whose course depends on the data: the branch, the size of a mask, memory that no operation was seen to write."""
+
+    def loss(step):
+        losses = common.sample_losses(step)
+        if kind == "item" and int(step.y.sum()) % 2:
+            return 3 * common.cross_entropy(step)
+        if kind == "mask":
+            return common.cross_entropy(step) + losses[losses > losses.mean()].sum() / 9
+        if kind == "storage":
+            hidden = torch.from_numpy((step.weight + 0).numpy())  # as an extension that hands memory around does
+            return (hidden * losses).sum(1)
+        return common.cross_entropy(step)
+
+    data, updates = made_up(16), []
+    for tape in (common._Tape, Unrecorded):
+        monkeypatch.setattr(common, "_Tape", tape)
+        model = common.build_model("lenet5", data)
+        schedules = ragged_schedules(data, (40, 40), 2, np.random.default_rng(0))
+        updates.append(common.train(model, model.init(0), data, schedules, lr=0.05, loss=loss))
+    assert bits(updates[0]) == bits(updates[1])
+
+
+def test_what_is_kept_between_rounds_changes_no_bit():
+    """The same clients trained alone, and after others: more of them, with a longer batch, with another loss."""
+    data, rng = made_up(16), np.random.default_rng(0)
+    mine = ragged_schedules(data, (40, 25, 40), 2, rng)
+    flags = {"lr": 0.05, "momentum": 0.9, "correction": torch.randn(3, 14_000, generator=torch.manual_seed(0)) / 100}
+    fresh, used = (common.build_model("lenet5", data) for _ in range(2))
+    flags["correction"] = flags["correction"][:, :1].expand(3, fresh.trainable)
+    alone = common.train(fresh, fresh.init(0), data, mine, **flags)
+    others = ragged_schedules(data, (50, 30, 50, 20), 2, rng), ragged_schedules(data, (60, 60), 5, rng)
+    for scale, schedules in zip((2.0, 3.0), others, strict=True):
+        common.train(used, used.init(1), data, mine, lr=0.05)
+        common.train(used, used.init(1), data, schedules, lr=0.05, loss=lambda step, by=scale: by * common.cross_entropy(step))
+        common.train(used, used.init(1), data, schedules, lr=0.05, proximal=0.1)
+        assert bits(common.train(used, used.init(0), data, mine, **flags)) == bits(alone)
+    elsewhere = made_up(16, seed=3)
+    there = [
+        common.train(model, model.init(0), elsewhere, mine, lr=0.05) for model in (used, common.build_model("lenet5", data))
+    ]
+    assert bits(there[0]) == bits(there[1])
+    assert bits(common.train(used, used.init(0), data, mine, **flags)) == bits(alone)
+
+
+def test_a_penalty_that_changes_between_rounds_is_not_remembered():
+    """What a script's loss holds is its own: a bound method of an object that changed, a closure."""
+    data, schedules = made_up(16), ragged_schedules(made_up(16), (40, 40), 2, np.random.default_rng(0))
+    model, pull = common.build_model("lenet5", data, dtype=DOUBLE), SimpleNamespace(mu=0.0)
+    penalty = lambda step: pull.mu * (step.mean * step.features.square().sum(-1)).sum(1)  # noqa: E731
+    updates = []
+    for mu in (0.0, 0.1, 0.0):
+        pull.mu = mu
+        updates.append(common.train(model, model.init(0), data, schedules, lr=0.05, penalty=penalty).weights)
+    assert torch.equal(updates[0], updates[2]) and not torch.allclose(updates[0], updates[1], atol=1e-3)
+
+
 class Pretended(str):
     """The CPU, answering to the GPU's name: `train` takes the GPU's path, but for the recording of a CUDA graph."""
 
@@ -473,24 +586,39 @@ class Pretended(str):
 @pytest.mark.parametrize("name", ["lenet5", "fedgen-cnn"])
 def test_the_steps_of_a_gpu_equal_those_of_a_cpu(name, setting, monkeypatch):
     """Counter, schedules and learning rates on the device; plain arithmetic where the CPU has torch's fused kernel."""
-    replays = []
-    replay = common._Group.replay
-    monkeypatch.setattr(common._Group, "replay", lambda group, *span: (replays.append(span), replay(group, *span)))
-    data, flags = made_up(16), dict(SETTINGS[setting])
-    model = common.build_model(name, data, dtype=DOUBLE)
-    schedules = ragged_schedules(data, (40, 12, 33, 3), 3, np.random.default_rng(5))
-    if flags.pop("correction", False):
-        flags["correction"] = 0.05 * torch.randn(4, model.trainable, dtype=DOUBLE, generator=torch.manual_seed(2))
-    if flags.pop("weights", False):
-        flags["weights"] = [np.random.default_rng(3).uniform(0, 3, b.shape) for b in schedules]
-    lr = 0.05 * (1 + 0.3 * np.arange(14)) ** -0.75
-    updates = []
-    for device in ("cpu", Pretended("cpu")):
-        model.device = device
-        updates.append(common.train(model, jittered(model.init(1), 4), data, schedules, lr=lr, **flags))
-    assert replays or name == "fedgen-cnn"  # a net with batch norm and a padded batch goes client by client
-    assert (updates[0].weights - updates[1].weights).abs().max() < 1e-12
-    np.testing.assert_allclose(updates[0].grad_sq, updates[1].grad_sq, rtol=1e-10)
+    captured = []
+
+    def capture(step, device):
+        """As a CUDA graph does: notes the step down without taking it, and repeats it on the memory that it was captured on."""
+        before = {key: buffer.clone() for key, buffer in gpu.memory.buffers.items()}
+        captured.append(common._Tape(step))
+        assert captured[-1].faithful
+        for key, buffer in gpu.memory.buffers.items():
+            buffer.copy_(before[key])
+        return captured[-1]
+
+    monkeypatch.setattr(common, "_captured", capture)
+    data, rng = made_up(16), np.random.default_rng(5)
+    cpu, gpu = (common.build_model(name, data, dtype=DOUBLE) for _ in range(2))
+    gpu.device = Pretended("cpu")
+    news = []
+    more = (9, 40, 40, 37, 36)  # clients: new graphs; so are those of another momentum, or with a correction
+    rounds = [((40, 12, 33, 3), setting), ((33, 38, 6, 6), setting), (more, setting), (more, "momentum"), (more, "correction")]
+    for sizes, kind in rounds:
+        flags, schedules = dict(SETTINGS[kind]), ragged_schedules(data, sizes, 3, rng)
+        if flags.pop("correction", False):
+            flags["correction"] = 0.05 * torch.randn(len(sizes), cpu.trainable, dtype=DOUBLE, generator=torch.manual_seed(2))
+        if flags.pop("weights", False):
+            flags["weights"] = [rng.uniform(0, 3, b.shape) for b in schedules]
+        lr = rng.uniform(0.01, 0.05) * (1 + 0.3 * np.arange(14)) ** -0.75
+        begun = len(captured)
+        updates = [common.train(net, jittered(cpu.init(1), len(sizes)), data, schedules, lr=lr, **flags) for net in (cpu, gpu)]
+        news.append(len(captured) - begun)
+        assert (updates[0].weights - updates[1].weights).abs().max() < 1e-12
+        np.testing.assert_allclose(updates[0].grad_sq, updates[1].grad_sq, rtol=1e-10)
+        np.testing.assert_allclose(updates[0].loss, updates[1].loss, rtol=1e-10)
+    if name == "lenet5":
+        assert all(news[i] for i in (0, 2, 3, 4)) and not news[1]
 
 
 def test_pooling_before_the_bias_changes_no_bit():
