@@ -526,8 +526,8 @@ def test_a_step_that_looks_into_its_tensors_is_not_replayed(kind, monkeypatch):
         if kind == "mask":
             return common.cross_entropy(step) + losses[losses > losses.mean()].sum() / 9
         if kind == "storage":
-            hidden = torch.from_numpy((step.weight + 0).numpy())  # as an extension that hands memory around does
-            return (hidden * losses).sum(1)
+            hard = torch.from_numpy((losses.detach() + 0).numpy())  # as an extension that hands memory around does
+            return (step.weight * hard * losses).sum(1)
         return common.cross_entropy(step)
 
     data, updates = made_up(16), []
