@@ -1637,6 +1637,7 @@ def train_centrally(model: Model, data: Data, epochs: int, config: Config, strea
     batches = [epochs_of_batches(everything, epochs, config.batch_size, streams("central batches"))]
     flags = {"momentum": config.momentum, "weight_decay": config.weight_decay, "seeds": [streams.seed("central dropout")]}
     theta = train(model, model.init(streams.seed("central init")), data, batches, lr=config.lr, **flags).weights[0]
+    model.memory = None  # it would keep room for so many steps for every client
     if not torch.isfinite(theta).all():
         raise NonFiniteError("the expert, trained centrally, is not finite. Try a smaller --lr")
     return theta
