@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 gc.freeze()  # the collector need not walk through torch's own objects again and again: 3 % of a round
@@ -858,7 +859,8 @@ def train(
     chunk       clients stacked at once (0: chosen for the net and device); a plain net always takes 1
     seeds       of dropout, one per client; clients that are stacked share the first one's
 
-    loss, penalty and augment are made of torch's operations on what the step gives them: a step is recorded and done again.
+    loss, penalty and augment are made of torch's operations on what the step gives them, without state, seeding or switches of
+    their own: a step is recorded and done again.
     """
     steps = np.array([len(b) for b in batches], dtype=int)
     lr = np.full(max(steps.max(initial=0), 1), lr) if np.isscalar(lr) else np.asarray(lr)
@@ -911,13 +913,17 @@ class _Memory:
     def __init__(self, data: Data):
         self.data, self.buffers, self.nets, self.steps = data, {}, {}, {}
 
+    def __deepcopy__(self, _) -> None:
+        """A copied model begins without one: the steps recorded here would go on writing to these buffers."""
+
     def hold(self, name: str, value: Tensor) -> Tensor:
         """`value` (n, ...) copied into a buffer (n' >= n, ...), which is returned; what relied on one too small goes."""
-        room = self.buffers[name].shape if name in self.buffers else (0,) * value.dim()
-        if any(have < want for have, want in zip(room, value.shape, strict=True)):
-            self.buffers[name] = value.new_zeros([max(sizes) for sizes in zip(room, value.shape, strict=True)])
+        old = self.buffers.get(name, value[:0])
+        shape = [max(sizes) for sizes in zip(old.shape, value.shape, strict=True)]
+        if name not in self.buffers or shape != [*old.shape] or old.dtype != value.dtype:
             self.nets.clear()
             self.steps.clear()
+            self.buffers[name] = value.new_zeros(shape)
         buffer = self.buffers[name][(slice(None), *map(slice, value.shape[1:]))]
         buffer[: len(value)] = value
         return buffer
@@ -1023,10 +1029,12 @@ class _Group:
         per_step = [self.at(value, t)[rows] for value in self.per_step.values()]
         inputs = gather(self.data.x_train, index), gather(self.data.y_train, index), mean, weight, *per_step
         backward, key = functools.partial(self.backward, rows, *self.nets(rows)), (rows.start, rows.stop, size)
-        if remaining >= WORTH_RECORDING and size == self.batch_size and key not in self.recorded and not self.model.plain:
+        if key in self.recorded:
+            (self.recorded[key].replay or backward)(*inputs)
+        elif remaining >= WORTH_RECORDING and size == self.batch_size and not self.model.plain:
             self.recorded[key] = _Tape(backward, *inputs)
         else:
-            self.recorded.get(key, backward)(*inputs)
+            backward(*inputs)
 
     def backward(self, rows, net, grads, frozen, x, y, mean, weight, *per_step):
         """One backward pass of the summed loss: clients are independent, so it yields every client's own gradient."""
@@ -1061,12 +1069,26 @@ class _Group:
             y.sub_(v.mul_(self.momentum).add_(g) * self.at(self.lr, t))
 
 
-class _Tape(TorchDispatchMode):
-    """What a function of tensors did, operation by operation, backward pass included; called, does it again to new tensors.
+UNSEEN = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
-    To record is to run the function once. A call runs the same operations in the same order, so its bits are the function's; it
+
+class _Looks(TorchFunctionMode):
+    """Notes whether a tensor's values leave torch without an operation."""
+
+    seen = False
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen |= function in (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data.__set__)
+        return function(*args, **(kwargs or {}))
+
+
+class _Tape(TorchDispatchMode):
+    """What a function of tensors did, operation by operation, backward pass included; `replay` does it again to new tensors.
+
+    To record is to run the function once. `replay` does the same operations in the same order, so its bits are the function's; it
     saves the layers' and autograd's bookkeeping, a sixth of a small net's step. What is not an input is taken as it stands in
-    memory. If the function looked into a tensor (`.item()`, a mask of unknown size), a call runs the function itself.
+    memory. `replay` is None if the function did what a list of operations cannot tell: looked into a tensor (`.item()`, a mask
+    of unknown size), made one from Python's values, seeded a generator.
     """
 
     def __init__(self, function: Callable, *inputs: Tensor):
@@ -1074,19 +1096,15 @@ class _Tape(TorchDispatchMode):
         self.names = {id(x): f"x{i}" for i, x in enumerate(inputs)}  # of the tensors that differ from call to call
         self.kept, self.made, self.constants, self.lines, self.faithful = list(inputs), set(), {}, [], True
         arguments = ", ".join(self.names.values())
-        with self:
+        with self, _Looks() as looks:
             function(*inputs)
         lines, later, space = [], set(), {}
         for line, names in reversed(self.lines):  # a tensor dies with its last use, as it did
             lines.append(f"    {line}; del {', '.join(sorted(names - later))}" if names - later else f"    {line}")
             later |= names
         exec(_compiled("\n".join([f"def replay({arguments}):", *reversed(lines)])), self.constants, space)
-        self.function = space["replay"] if self.faithful else function
+        self.replay = torch.inference_mode()(space["replay"]) if self.faithful and not looks.seen else None
         del self.names, self.kept, self.lines
-
-    def __call__(self, *inputs: Tensor) -> None:
-        with torch.inference_mode(self.faithful):
-            self.function(*inputs)
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -1094,10 +1112,12 @@ class _Tape(TorchDispatchMode):
         self.kept.append((args, result))  # an id must not be given twice
         given = {id(x): x for x in _flat((args, kwargs)) if isinstance(x, Tensor)}
         varying = {self.names[x] for x in given if x in self.names}
-        unknown = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(operation.tags)
-        if unknown or any(i not in self.names and _storage(x) in self.made for i, x in given.items()):
+        unseen = UNSEEN & set(operation.tags) or operation is torch.ops.aten.lift_fresh.default or kwargs.get("generator")
+        if torch.Tag.inplace_view in operation.tags:  # of a tensor that stays, or that goes by two names
+            unseen = unseen or list(self.names.values()).count(self.names.get(id(args[0]))) != 1
+        if unseen or any(i not in self.names and _storage(x) in self.made for i, x in given.items()):
             self.faithful = False
-        if operation.is_view and not varying:
+        if operation.is_view and not varying and {*map(_storage, _flat(result))} <= {*map(_storage, given.values())}:
             return result  # a view of memory that stays
         if operation is torch.ops.aten.detach.default:
             self.names[id(result)] = self.names[id(args[0])]
@@ -1142,7 +1162,7 @@ def _compiled(program: str):
 
 
 def _storage(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
+    return x.untyped_storage().data_ptr() if x.layout is torch.strided else id(x)
 
 
 def _flat(value):

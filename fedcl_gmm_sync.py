@@ -278,7 +278,7 @@ def objective(fed: Federation, Q: Tensor | None):
             ce = F.cross_entropy(step.net.head(step.extra["z"]).flatten(0, 1), y.flatten(), reduction="none")
             loss = loss + fed.config.synthetic * fed.loss(ce).view_as(y).mean(1)
         if Q is not None:
-            loss = loss + fed.config.distill * (step.weight * divergence(Q[step.y], step.logits)).sum(1)
+            loss = loss + fed.config.distill * (step.weight * divergence(common.gather(Q, step.y), step.logits)).sum(1)
         return loss
 
     return J
