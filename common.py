@@ -1085,8 +1085,8 @@ class _Looks(TorchFunctionMode):
 class _Tape(TorchDispatchMode):
     """What a function of tensors did, operation by operation, backward pass included; `replay` does it again to new tensors.
 
-    To record is to run the function once. `replay` does the same operations in the same order, so it gives the same bits; what it
-    saves is the layers' and autograd's bookkeeping, a sixth of a small net's step. What is not an input is taken as it stands in
+    To record is to run the function once. `replay` does the same operations in the same order, so it gives the same bits; it
+    saves the layers' and autograd's bookkeeping, a sixth of a small net's step. What is not an input is taken as it stands in
     memory. `replay` is None if the function did what a list of operations cannot tell: looked into a tensor (`.item()`, a mask
     of unknown size), made one from Python's values, seeded a generator.
     """
