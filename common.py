@@ -1047,7 +1047,7 @@ class _Group:
         losses = self.loss(step)
         if self.penalty:
             losses = losses + self.penalty(step)
-        torch._foreach_copy_(grads, torch.autograd.grad(losses, net.leaves, torch.ones_like(losses)))
+        torch._foreach_copy_(grads, torch.autograd.grad(losses.sum(), net.leaves))
         self.statistics[rows, 1].add_(losses.detach())
 
     @torch.no_grad()
