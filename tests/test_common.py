@@ -519,7 +519,7 @@ def odd_losses():
     torch_losses, plain, table = common.sample_losses, common.cross_entropy, torch.arange(16.0).view(4, 4)
 
     def storage(step):  # as an extension that hands memory around
-        hard = torch.from_numpy((torch_losses(step).detach() + 0).numpy())
+        hard = torch.from_dlpack(torch_losses(step).detach() + 0)
         return (step.weight * hard * torch_losses(step)).sum(1)
 
     def mask(step):
