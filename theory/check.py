@@ -11,7 +11,6 @@ code is 1 only when a verdict differs from the documented one, or when a correct
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
@@ -21,26 +20,22 @@ from theory import figures, statements
 
 def table(rows):
     """The rows as text, one line each."""
-
-    def ratio(x):
-        return "" if x is None else f"{x:.3g}"
-
     lines = [f"{'statement':44}{'printed':>9}{'ratio':>10}{'corrected':>11}{'ratio':>7}{'sharp':>7}  note"]
     for row in rows:
-        printed, corrected, sharp = (ratio(x) for x in (row.printed_ratio, row.corrected_ratio, row.sharp_ratio))
-        numbers = f"{row.printed:>9}{printed:>10}{row.corrected or '':>11}{corrected:>7}{sharp:>7}"
-        lines.append(f"{row.statement:44}{numbers}  {row.note}")
+        shown = {key: f"{x:.3g}" if isinstance(x, float) else x or "" for key, x in row.items()}
+        lines.append("{statement:44}{printed:>9}{printed_ratio:>10}{corrected:>11}".format(**shown))
+        lines[-1] += "{corrected_ratio:>7}{sharp_ratio:>7}  {note}".format(**shown)
     return "\n".join(lines)
 
 
 def run(out):
     """Runs every check and figure into the folder `out`; returns the exit code."""
     rows = [row for section in tqdm(statements.SECTIONS, desc="checks") for row in section()]
-    for figure in tqdm(figures.FIGURES, desc="figures"):
-        figure(out)
-    (out / "check.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    for name in tqdm(figures.FIGURES, desc="figures"):
+        figures.save(out / name)
+    (out / "check.json").write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))
-    wrong = [row.statement for row in rows if row.printed != row.documented or row.corrected == "violated"]
+    wrong = [row["statement"] for row in rows if row["printed"] != row["documented"] or row["corrected"] == "violated"]
     print(f"{len(rows)} statements; " + (f"NOT as documented: {'; '.join(wrong)}" if wrong else "all as documented"))
     return 1 if wrong else 0
 
@@ -60,10 +55,9 @@ def main(argv=None):
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "check.json").touch()
+        return run(out)
     except OSError as error:
         parser.error(f"cannot write to {out}: {error.strerror}")
-    try:
-        return run(out)
     except KeyboardInterrupt:
         parser.exit(130, f"{parser.prog}: interrupted\n")
 

@@ -1,4 +1,4 @@
-"""Local SGD with biased gradients (supplement 2, Algorithm 3 and Assumption 1), exactly and by simulation.
+"""Local SGD with biased gradients (supplement 2, Algorithm 3 and Assumption 1): exact moments, and simulation.
 
 In "When Do Curricula Work in Federated Learning?" client k of Q steps along g_k = grad f(theta_k) + b_k + n_k with
 
@@ -10,13 +10,14 @@ unit: theta is a length, f an energy, alpha an inverse curvature, B and s^2 are 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 
 
 def require(condition, hypothesis):
     """ValueError naming the hypothesis unless the condition holds (everywhere, for arrays); NaN never holds."""
-    if not np.all(condition):
+    if not (condition.all() if isinstance(condition, np.ndarray) else condition):
         raise ValueError(f"hypothesis fails: {hypothesis}")
 
 
@@ -47,10 +48,7 @@ def kinked(mu, L):
     """f(x) = sum_i L/2 max(x_i, 0)^2 + mu/2 min(x_i, 0)^2: its Hessian jumps at 0. ValueError unless 0 < mu <= L."""
     require(0 < mu <= L, "0 < mu <= L")
 
-    def slope(x):
-        return np.where(x > 0, L, mu)
-
-    return Function(lambda x: (slope(x) * x**2).sum(-1) / 2, lambda x: slope(x) * x, mu, L)
+    return Function(lambda x: (np.where(x > 0, L, mu) * x**2).sum(-1) / 2, lambda x: np.where(x > 0, L, mu) * x, mu, L)
 
 
 def rational(d):
@@ -104,70 +102,50 @@ def diminishing_steps(rounds, N, c, offset):
     return c / (np.arange(rounds * N).reshape(rounds, N) + offset)
 
 
-def with_unrun_round(x):
-    """(T, N) -> (T+1, N): repeats the last round, which Theorem 1 as printed reads and theta^(T,0) has not seen."""
-    return np.concatenate([x, x[-1:]])
-
-
-@dataclass(frozen=True)
+@dataclass
 class Problem:
     """One instance of Algorithm 3, all Q clients in every round; ValueError where its numbers contradict Assumption 1.
 
     theta0: (d,).  steps: alpha^(t,j), (T+1, N): Algorithm 3 prints t = 0..T, while theta^(T,0) has seen rounds 0..T-1.
-    biases: (T+1, N, Q, d), or a callable (t, j, theta (R, Q, d)) -> (R, Q, d), unchecked, where they depend on theta.
-    B: (T+1, N), the bound on ||b_k||^2.  M, s: the noise.
+    B: the bound on ||b_k||^2, a number or up to (T+1, N).  directions: zero-sum u_k no longer than 1, (Q, d), or (N, Q, d)
+    where they differ from step to step; b_k = sqrt(B) u_k, and with `moving` sqrt(B) u_k sign(theta_k - average).
+    M, s: the noise. T, N, Q and biases: (T+1, N, Q, d) follow, and mean_B = mean_k ||b_k||^2: (T+1, N).
     """
 
     f: Function
     theta0: np.ndarray
     steps: np.ndarray
-    biases: np.ndarray | Callable
     B: np.ndarray
-    Q: int
+    directions: np.ndarray
     M: float = 0.0
     s: float = 0.0
+    moving: bool = False
 
     def __post_init__(self):
-        require(np.ndim(self.theta0) == 1 and np.isfinite(self.theta0), "theta0 is a finite vector")
-        require(np.ndim(self.steps) == 2 and np.size(self.steps), "steps are (T+1, N), at least one round of one step")
-        require(np.isfinite(self.steps) & (np.asarray(self.steps) > 0), "steps are positive")
-        require(np.shape(self.B) == np.shape(self.steps), "B has the shape of the steps")
-        require(np.isfinite(self.B) & (np.asarray(self.B) >= 0), "B >= 0")
+        self.theta0, self.steps, B = (np.asarray(x, float) for x in (self.theta0, self.steps, self.B))
+        require(self.theta0.ndim == 1 and np.isfinite(self.theta0), "theta0 is a finite vector")
+        require(self.steps.ndim == 2 and self.steps.size, "steps are (T+1, N), at least one round of one step")
+        require(np.isfinite(self.steps) & (self.steps > 0), "steps are positive")
+        require(np.isfinite(B) & (B >= 0), "B >= 0")
         require(0 <= self.M < np.inf and 0 <= self.s < np.inf, "M >= 0 and s >= 0")
-        if not callable(self.biases):
-            require(np.shape(self.biases) == (*self.steps.shape, self.Q, len(self.theta0)), "biases are (T+1, N, Q, d)")
-            length = np.sqrt(self.B)
-            require(np.linalg.norm(self.biases, axis=-1).T <= length.T * (1 + 1e-12), "||b_k||^2 <= B")
-            require(np.linalg.norm(self.biases.sum(2), axis=-1) <= 1e-12 * self.Q * length, "the biases sum to zero")
+        u = np.asarray(self.directions)
+        require(u.ndim > 1 and u.shape[-1] == len(self.theta0), "directions are (Q, d)")
+        self.T, self.N, self.Q = len(self.steps) - 1, self.steps.shape[1], u.shape[-2]
+        require(np.linalg.norm(u, axis=-1) <= 1 + 1e-12, "||b_k||^2 <= B")
+        require(np.linalg.norm(u.sum(-2), axis=-1) <= 1e-12 * self.Q, "the biases sum to zero")
+        self.B = np.broadcast_to(B, self.steps.shape)
+        self.biases = np.sqrt(self.B)[:, :, None, None] * np.broadcast_to(u, (*self.steps.shape, self.Q, u.shape[-1]))
+        self.mean_B = (self.biases**2).sum(-1).mean(-1)
 
-    @property
-    def T(self):
-        """Rounds before theta^(T,0)."""
-        return len(self.steps) - 1
+    def bias(self, t, j, theta):
+        """b_k^(t,j) for clients at theta: (R, Q, d); (Q, d) where it does not depend on theta."""
+        side = np.where(theta >= theta.mean(-2, keepdims=True), 1.0, -1.0) if self.moving else 1.0
+        return self.biases[t, j] * side
 
-    @property
-    def N(self):
-        """Local steps per round, J + 1."""
-        return self.steps.shape[1]
-
-    @property
-    def mean_B(self):
-        """mean_k ||b_k||^2 <= B: (T+1, N). ValueError for biases that depend on theta."""
-        require(not callable(self.biases), "the biases do not depend on theta")
-        return (self.biases**2).sum(-1).mean(-1)
-
-
-def make_problem(f, theta0, steps, B, directions, M=0.0, s=0.0):
-    """A Problem with b_k^(t,j) = sqrt(B^(t,j)) u_k for zero-sum directions u: (Q, d), no longer than 1; B broadcasts."""
-    steps, B = np.asarray(steps, float), np.broadcast_to(np.asarray(B, float), np.shape(steps))
-    require(B >= 0, "B >= 0")
-    biases = np.sqrt(B)[:, :, None, None] * directions
-    return Problem(f, np.asarray(theta0, float), steps, biases, B, len(directions), M, s)
-
-
-def dispersion(x):
-    """mean_k ||x_k - average||^2 of x: (Q, d)."""
-    return float(((x - x.mean(0)) ** 2).sum(1).mean())
+    def at(self, t, j):
+        """What a bound reads at local step (t, j), named as in State: f, a, B, M, s, Q. ValueError for biases that move."""
+        require(not self.moving, "the biases do not depend on theta")
+        return SimpleNamespace(f=self.f, a=self.steps[t, j], B=self.B[t, j], M=self.M, s=self.s, Q=self.Q)
 
 
 class State:
@@ -196,78 +174,48 @@ class State:
         self.next_V = dispersion(theta - a * g) + a**2 * (1 - 1 / self.Q) * v.mean()
 
 
-@dataclass(frozen=True)
-class Moments:
-    """E: (T+1,), E||theta^(t,0) - theta*||^2.  gradient: (T+1,), E||grad f(theta^(t,0))||^2.  F: (T, N), E mean_k f(theta_k).
+def dispersion(x):
+    """mean_k ||x_k - average||^2 of x: (..., Q, d), averaged over what stands before."""
+    return float(((x - x.mean(-2, keepdims=True)) ** 2).sum(-1).mean())
 
-    V: (T, N+1), E mean_k ||theta_k^(t,j) - hat theta^(t,j)||^2, the last just before the server averages.
+
+def moments(problem, replicas=None, seed=0):
+    """Second moments: exact, or means of `replicas` runs with Gaussian noise, isotropic and independent across clients.
+
+    .E: (T+1,), E||theta^(t,0) - theta*||^2.  .gradient: (T+1,), E||grad f(theta^(t,0))||^2.  .F: (T, N), E mean_k f(theta_k).
+    .V: (T, N+1), E mean_k ||theta_k^(t,j) - hat theta^(t,j)||^2, the last just before the server averages.
+
+    Without noise one run is exact. With noise, on a diagonal quadratic, theta_k is its mean m_k plus noise from earlier
+    rounds, common to all clients and of variance u, plus noise of this round, its own and of variance w_k. Per coordinate,
+    with c = 1 - a h,
+        m_k <- c m_k - a b_k,   u <- c^2 u,   w_k <- c^2 w_k + a^2 v_k / d,   v_k = M sum_i E(h_i theta_ki + b_ki)^2 + s^2,
+    and when the server averages, u <- u + mean_k w_k / Q. ValueError for exact moments of noise on any other function or
+    under biases that depend on theta, for fewer than one replica, and where a run overflows.
     """
-
-    E: np.ndarray
-    gradient: np.ndarray
-    V: np.ndarray
-    F: np.ndarray
-
-
-def exact_moments(problem):
-    """Exact Moments on a diagonal quadratic, one coordinate and pair of clients at a time; no Monte Carlo.
-
-    With c = 1 - a h, m_k = E theta_k and P_kl = E theta_k theta_l per coordinate, independence of the noise gives
-        P_kl <- c^2 P_kl - a c (m_k b_l + b_k m_l) + a^2 b_k b_l + delta_kl a^2 v_k / d,
-        m_k  <- c m_k - a b_k,      v_k = M sum_i E(h_i theta_ki + b_ki)^2 + s^2.
-    ValueError on any other function, on biases that depend on theta, and where the moments overflow.
-    """
-    f, Q, N, T = problem.f, problem.Q, problem.N, problem.T
-    able = f.curvature is not None and not callable(problem.biases)
-    require(able, "exact moments need a diagonal quadratic and biases that do not depend on theta")
-    h, d, diagonal = f.curvature, len(f.curvature), np.arange(Q)
-    m = np.repeat(problem.theta0[:, None], Q, 1)  # (d, Q)
-    P = m[:, :, None] * m[:, None, :]  # (d, Q, Q)
+    f, Q, N, T, d = problem.f, problem.Q, problem.N, problem.T, len(problem.theta0)
+    exact, noisy = replicas is None, problem.M > 0 or problem.s > 0
+    require(exact or replicas >= 1, "at least one replica")
+    able = f.curvature is not None and not problem.moving
+    require(able or not (exact and noisy), "exact moments of noise need a quadratic and biases that do not depend on theta")
+    h, rng = f.curvature if able else np.zeros(d), np.random.default_rng(seed)
+    theta, u = np.broadcast_to(problem.theta0, (replicas or 1, 1, d)), np.zeros(d)
     E, gradient, V, F = np.zeros(T + 1), np.zeros(T + 1), np.zeros((T, N + 1)), np.zeros((T, N))
-    E[0], gradient[0] = P[:, 0, 0].sum(), h**2 @ P[:, 0, 0]
-    for t in range(T):
+    for t in range(T + 1):
+        E[t], gradient[t] = (theta**2).sum(-1).mean() + u.sum(), (f.gradient(theta) ** 2).sum(-1).mean() + h**2 @ u
+        if t == T:
+            break
+        theta, w = np.repeat(theta, Q, 1), np.zeros((Q, d))  # m_k, or every sampled theta_k: (R, Q, d)
         for j in range(N):
-            a, b = problem.steps[t, j], problem.biases[t, j].T  # (), (d, Q)
-            squares = P[:, diagonal, diagonal]  # (d, Q)
-            F[t, j] = h @ squares.mean(1) / 2
-            second = h[:, None] ** 2 * squares + 2 * h[:, None] * m * b + b**2
-            v = problem.M * second.sum(0) + problem.s**2  # (Q,)
-            c = (1 - a * h)[:, None]
-            cross = m[:, :, None] * b[:, None, :]
-            P = c[:, :, None] ** 2 * P - a * c[:, :, None] * (cross + cross.transpose(0, 2, 1))
-            P += a**2 * b[:, :, None] * b[:, None, :]
-            P[:, diagonal, diagonal] += a**2 * v / d
-            m = c * m - a * b
-            V[t, j + 1] = P[:, diagonal, diagonal].mean(1).sum() - P.mean((1, 2)).sum()
-        m = np.repeat(m.mean(1, keepdims=True), Q, 1)
-        P = np.broadcast_to(P.mean((1, 2), keepdims=True), P.shape)
-        E[t + 1], gradient[t + 1] = P[:, 0, 0].sum(), h**2 @ P[:, 0, 0]
-    require(np.isfinite(E), "the moments stay finite: smaller steps")
-    return Moments(E, gradient, V, F)
-
-
-def simulate(problem, replicas=1, seed=0):
-    """Moments averaged over `replicas` runs with Gaussian noise, isotropic and independent across clients.
-
-    Without noise (s = M = 0) one replica is exact. ValueError for fewer than one, and where the run overflows.
-    """
-    require(replicas >= 1, "at least one replica")
-    f, N, T, d = problem.f, problem.N, problem.T, len(problem.theta0)
-    rng, noisy = np.random.default_rng(seed), problem.M > 0 or problem.s > 0
-    server = np.broadcast_to(problem.theta0, (replicas, 1, d))
-    E, gradient, V, F = np.zeros(T + 1), np.zeros(T + 1), np.zeros((T, N + 1)), np.zeros((T, N))
-    E[0], gradient[0] = (server**2).sum(-1).mean(), (f.gradient(server) ** 2).sum(-1).mean()
-    for t in range(T):
-        theta = np.repeat(server, problem.Q, 1)  # (R, Q, d)
-        for j in range(N):
-            F[t, j] = f.value(theta).mean()
-            g = f.gradient(theta) + (problem.biases(t, j, theta) if callable(problem.biases) else problem.biases[t, j])
+            a, g = problem.steps[t, j], f.gradient(theta) + problem.bias(t, j, theta)
+            F[t, j] = f.value(theta).mean() + h @ (u + w.sum(0) / Q) / 2
             if noisy:
-                v = problem.M * (g**2).sum(-1, keepdims=True) + problem.s**2
-                g = g + np.sqrt(v / d) * rng.standard_normal(g.shape)
-            theta = theta - problem.steps[t, j] * g
-            V[t, j + 1] = ((theta - theta.mean(1, keepdims=True)) ** 2).sum(-1).mean()
-        server = theta.mean(1, keepdims=True)
-        E[t + 1], gradient[t + 1] = (server**2).sum(-1).mean(), (f.gradient(server) ** 2).sum(-1).mean()
-    require(np.isfinite(E), "the run stays finite: smaller steps")
-    return Moments(E, gradient, V, F)
+                v = problem.M * (g**2 + h**2 * (u + w)).sum(-1, keepdims=True) + problem.s**2  # (R, Q, 1)
+                if exact:
+                    u, w = (1 - a * h) ** 2 * u, (1 - a * h) ** 2 * w + a**2 * v[0] / d
+                else:
+                    g = g + np.sqrt(v / d) * rng.standard_normal(g.shape)
+            theta = theta - a * g
+            V[t, j + 1] = dispersion(theta) + (1 - 1 / Q) * w.sum() / Q
+        theta, u = theta.mean(1, keepdims=True), u + w.sum(0) / Q**2
+    require(np.isfinite(E), "the moments stay finite: smaller steps")
+    return SimpleNamespace(E=E, gradient=gradient, V=V, F=F)
