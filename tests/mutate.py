@@ -147,8 +147,14 @@ def survives(mutant: tuple[str, int, str, str], tests: list[str], tree: Path) ->
 
 
 def covering(file: str, line: int, recorded: dict) -> list[str]:
-    """The tests that reach this line, the shortest first, as many as LONGEST allows."""
-    tests = sorted(recorded["lines"].get(f"{file}:{line}", []), key=recorded["seconds"].get)
+    """The tests that reach this line, the shortest first, as many as LONGEST allows.
+
+    A line that only an import reaches (a constant, a flag's default) is every test's that reaches its file.
+    """
+    tests = recorded["lines"].get(f"{file}:{line}") or {
+        test for place, own in recorded["lines"].items() if place.startswith(f"{file}:") for test in own
+    }
+    tests = sorted(tests, key=recorded["seconds"].get)
     total, chosen = 0.0, []
     for test in tests:
         total += recorded["seconds"][test]
