@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import experiment
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
@@ -103,3 +105,23 @@ def test_no_test_asserts_a_time():
     """Wall-clock assertions fail on a busy machine."""
     for path in (ROOT / "tests").glob("test_*.py"):
         assert not re.search(r"assert .*(perf_counter|time\.time)\(", path.read_text()), path.name
+
+
+def flags(config: type, common: type = object) -> list[str]:
+    """A line for each flag that a Config adds to or changes of the common ones: name, default, limits."""
+    known, lines = getattr(common, "__dataclass_fields__", {}), []
+    for name, field in config.__dataclass_fields__.items():
+        meta = field.metadata or known[name].metadata
+        if name not in known or (field.default, meta) != (known[name].default, known[name].metadata):
+            values = field.default if isinstance(field.default, tuple) else (field.default,)
+            limits = [f"{sign} {limit}" for sign, limit in meta["limits"].items()]
+            lines.append(" ".join([f"--{name.replace('_', '-')}", *map(str, values), *limits]))
+    return lines
+
+
+def test_no_default_and_no_limit_changes_unnoticed():
+    """A changed default is another experiment to those who compare theirs with ours, so it has to be changed in two places."""
+    lines = ["common", *flags(experiment.Config)]
+    for script in SCRIPTS:
+        lines += ["", script, *flags(importlib.import_module(script).Config, experiment.Config)]
+    assert lines == (ROOT / "tests" / "flags.txt").read_text().splitlines()
