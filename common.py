@@ -9,6 +9,7 @@ Rooms, in this order: random streams | data | partitions | nets | trainer | scor
 
 import collections
 import contextlib
+import contextvars
 import copy
 import functools
 import gc
@@ -19,7 +20,7 @@ import runpy
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -608,7 +609,7 @@ def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, no
     if name not in NETS and not own:
         raise UsageError(f"--model {name}: not one of {', '.join(NETS)}, nor FILE.py:CLASS")
     if projection and (own or name == "lstm"):
-        raise UsageError(f"--model {name}: moon wants a net of images with features and a head")
+        raise UsageError(f"--model {name}: a projection head, as under moon, wants a net of images with features and a head")
 
     def build():
         if own:
@@ -633,10 +634,15 @@ def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, no
         [logits] = predict(model, model.init(0), data.images("test", dtype), [np.arange(1)])
         if logits.shape != (1, data.classes):
             raise ValueError(f"it returns {tuple(logits.shape)}, wanted {(1, data.classes)}")
+        if own:  # anyone's net may be detached, or have weights that it does not use
+            net = model.bind(model.init(0)[None], grad=True)
+            with torch.backends.cudnn.flags(enabled=False):  # cuDNN's LSTM has no backward pass in eval mode
+                logits = net.head(net.features(inputs(data.images("train", dtype)[None, :1])))
+                torch.autograd.grad(F.cross_entropy(logits[0], data.y_train[:1]), net.leaves)
     except Exception as error:  # torch's word for sizes that do not fit, or whatever somebody's own file raises
         reason = (str(error) or type(error).__name__).splitlines()[0]
         wants = "CLASS(channels, side, classes)" if own else "lstm reads text, lenet5 images from 16x16, big nets 32x32"
-        raise UsageError(f"--model {name}: cannot take samples of shape {shape} ({wants}): {reason}") from error
+        raise UsageError(f"--model {name}: cannot learn from samples of shape {shape} ({wants}): {reason}") from error
     return model
 
 
@@ -756,6 +762,41 @@ def train(
     grad_sq, losses = (sums.cpu().numpy() / np.maximum(steps, 1)[:, None]).T
     samples = np.array([(batch >= 0).sum() for batch in batches], dtype=int)
     return Update(result, steps, samples, step_lengths(lr, momentum, proximal)[steps], grad_sq, losses)
+
+
+TRAINER = contextvars.ContextVar("trainer", default=None)  # what a federation's clients are given to instead of `train`
+ROWS = ("correction", "weights", "seeds")  # options of `train` with an entry for each client
+
+
+def train_together(calls: Sequence[tuple]) -> list[Update]:
+    """`train` of each call (model, start, data, batches, options), models alike: as one stack those that may be.
+
+    They read the same arrays and have the same numbers for options, but for ROWS; one's schedule of lr may be longer.
+    """
+    stacks, updates = [], {}
+    for k in sorted(range(len(calls)), key=lambda k: -np.size(calls[k][4]["lr"])):
+        mine = next((stack for stack in stacks if stackable(calls[stack[0]], calls[k])), None)
+        stacks.append([k]) if mine is None else mine.append(k)
+    for stack in stacks:
+        models, starts, data, batches, options = zip(*(calls[k] for k in stack), strict=True)
+        start = torch.cat([start.expand(len(own), -1) for start, own in zip(starts, batches, strict=True)])
+        rows = {name: [row for each in options for row in each[name]] for name in ROWS if name in options[0]}
+        rows |= {"correction": torch.stack(rows["correction"])} if "correction" in rows else {}
+        update = train(models[0], start, data[0], [b for own in batches for b in own], **options[0] | rows)
+        ends = np.cumsum([0, *map(len, batches)])
+        updates |= {k: update[begin:end] for k, begin, end in zip(stack, ends, ends[1:], strict=False)}
+    return [updates[k] for k in range(len(calls))]
+
+
+def stackable(longer: tuple, call: tuple) -> bool:
+    """Whether `train_together` may make one stack of two calls, the first with no shorter a schedule of lr."""
+    (_, _, one, _, a), (_, _, other, _, b) = longer, call
+    if one.x_train is not other.x_train or one.y_train is not other.y_train or a.keys() != b.keys():
+        return False
+    shared = [(a[name], b[name]) for name in a if name not in ("lr", *ROWS)]
+    eta, its = np.ravel(a["lr"]), np.ravel(b["lr"])
+    alike = all(isinstance(v, (int, float)) and v == w for v, w in shared)  # no function: it may hold what is a call's own
+    return alike and np.ndim(a["lr"]) == np.ndim(b["lr"]) and np.array_equal(eta[: len(its)], its)
 
 
 class Stack:
@@ -1123,6 +1164,8 @@ class Federation:
 
     `shards` are the clients' samples, index arrays into the training set, `sizes` (M,) their numbers, `moved` how many samples
     the partition had to move so that every client holds --min-size. `base` replaces what --base names. Raises UsageError.
+
+    --hold-out takes that share of each client's samples away, `held` in all: `data` then has them for its test set.
     """
 
     def __init__(self, config, data: Data, streams: Streams, base: type | None = None, projection: bool = False):
@@ -1135,7 +1178,15 @@ class Federation:
         how = {"min_size": config.min_size, "owner": data.owner, "own_classes": config.classes_per_client}
         shards, self.moved = partition(config.partition, labels, count, config.alpha, streams("partition"), **how)
         kept = streams("parts").permutation(count)[: config.clients] if config.parts else self.everyone
-        self.shards = [shards[i] for i in kept]
+        self.shards, self.held = [shards[i] for i in kept], np.empty(0, dtype=np.int64)
+        if config.hold_out:
+            own = [streams("held out", m).permutation(shard) for m, shard in enumerate(self.shards)]
+            parts = [np.split(index, [int(config.hold_out * len(index) + 1e-9)]) for index in own]
+            self.shards, self.held = [np.sort(left) for _, left in parts], np.concatenate([held for held, _ in parts])
+            if len(self.held) == 0:
+                raise UsageError(f"--hold-out {config.hold_out} (--tune: 0.2): no client holds samples enough")
+            self.data = replace(data, x_test=data.x_train[self.held], y_test=data.y_train[self.held])
+            self.data.ready["train", dtype] = data.images("train", dtype)  # the largest array, made once
         self.sizes = np.array([len(shard) for shard in self.shards])
 
     def start(self) -> dict:
@@ -1162,7 +1213,7 @@ class Federation:
         flags |= {"seeds": [self.streams.seed("dropout", t, m) for m in clients]} | options
         for name, value in self.base.client(state["weights"], clients).items():
             flags[name] = flags[name] | value if isinstance(value, dict) and flags.get(name) else value
-        update = train(self.model, start, self.data, batches, **flags)
+        update = (TRAINER.get() or train)(self.model, start, self.data, batches, **flags)
         good = torch.isfinite(update.weights).all(1).cpu().numpy()
         if not good.all() and (c.on_nonfinite == "stop" or not good.any()):
             bad = ", ".join(map(str, clients[~good]))
@@ -1188,8 +1239,8 @@ class Federation:
         return evaluate(self.model, self.received(state, self.everyone), self.data, shares)
 
     def train_centrally(self, epochs: int) -> Tensor:
-        """theta (P,) after SGD on the whole training set, an expert. Raises NonFiniteError when it diverges."""
-        c, everything = self.config, np.arange(len(self.data.y_train))
+        """theta (P,) after SGD on all training samples but those held out, an expert. NonFiniteError when it diverges."""
+        c, everything = self.config, np.setdiff1d(np.arange(len(self.data.y_train)), self.held)
         batches = [epochs_of_batches(everything, epochs, c.batch_size, self.streams("central batches"))]
         how = {"lr": c.lr, "momentum": c.momentum, "weight_decay": c.weight_decay}
         theta = self.model.init(self.streams.seed("central init"))

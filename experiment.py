@@ -7,12 +7,14 @@ A checkpoint is the rows of metrics.csv and the state of a round loop, written b
 all that its bits depend on. Another fingerprint, a damaged file, a folder where another run is at work are refused in one line.
 
 Exit status: 0; 2 a mistake of the caller; 3 an update that is not finite; 4 a rank of torchrun is gone; 5 a file could not be
-written (a full disk, say); 130 and 143 after Ctrl-C and SIGTERM. Each says so in one line, and what is kept.
+written (a full disk, say); 130 and 143 after Ctrl-C and SIGTERM. Each says so in one line, and what is kept. Two are not ours:
+Ctrl-C while Python still imports numpy and torch is a traceback, and torchrun ends with 1 whatever its ranks ended with.
 
 Rooms, in this order: flags | a run on disk | processes | the folder of a run | main | tables and figures.
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import cProfile
 import ctypes
@@ -28,6 +30,7 @@ import operator
 import os
 import platform
 import pstats
+import queue
 import re
 import shlex
 import signal
@@ -94,20 +97,22 @@ class Config:
     server_lr: float = flag(0.0, "of scaffold, fedadagrad, fedadam, fedyogi (0: the base's default)", 0)
     seed: int = flag(202207, "of every random stream", 0, 2**31 - 1, group="run")
     trials: int = flag(3, "repetitions, each with its own partition, initial weights and draws", 1, 10**4)
-    until_halfwidth: float = flag(
-        0.0, "then add trials until the first difference's 95 % interval is +- this (0: none)", 0, 100
-    )
+    until_halfwidth: float = flag(0.0, "then add trials until the first difference is known to +- this (0: none)", 0, 100)
     most_trials: int = flag(50, "but no more trials than these", 1, 10**4)
     eval_every: int = flag(1, "rounds between tests; the last round is always tested", 1, 10**6)
     per_client: bool = flag(False, "also test on each client's own mix of labels: mean, worst tenth, spread")
+    hold_out: float = flag(0.0, "test on this share of every client's training samples, held out (0: the test set)", 0, below=1)
+    tune: str = flag("", "FLAG=VALUE,VALUE,..: each run takes the value that is best on a held-out fifth of these")
+    tune_rounds: int = flag(10, "after so many rounds with each value", 1, 10**6)
     on_nonfinite: str = flag("stop", "a NaN or infinite update: end the run, or go on without", choices=("stop", "drop"))
     device: str = flag("auto", "auto takes the GPU where there is one", choices=("auto", "cpu", "cuda"))
+    stack_trials: bool = flag(False, "train a method's trials side by side, as one stack of clients: for small nets on a GPU")
     jobs: int = flag(1, "trials and methods trained at once, in processes of their own", 1, 1024)
     threads: int = flag(0, "torch threads of each process (0: the cores shared out)", 0, 1024)
     chunk: int = flag(0, "clients trained as one net (0: chosen for the net and device)", 0, 10**6)
     track: str = flag("none", "write the columns of metrics.csv for tensorboard, too", choices=("none", "tensorboard"))
     show_partition: bool = flag(False, "draw which client has how many samples of which class, and stop")
-    profile: bool = flag(False, "print where the time of the rounds went (with --jobs 1)")
+    profile: bool = flag(False, "print where the time of the rounds went (without --jobs, --stack-trials)")
     out: str = flag("", "folder of the results, overwritten (nothing: runs/<script>)")
     resume: bool = flag(False, "continue the run in --out; --jobs and --trials may differ")
 
@@ -119,22 +124,35 @@ class Config:
             raise UsageError(f"--mu {self.mu}: wanted a number >= 0, or -1 for the base's own default")
         if 0 < self.parts < self.clients:
             raise UsageError(f"--parts {self.parts}: fewer than --clients {self.clients}")
+        if self.tune and self.hold_out:
+            raise UsageError("--tune: holds samples out by itself; leave --hold-out at 0")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UsageError("--device cuda: torch finds no GPU here")
         if self.track == "tensorboard" and not importlib.util.find_spec("tensorboard"):
             raise UsageError("--track tensorboard: there is no tensorboard here; pip install tensorboard")
-        if self.jobs > 1 and place()[1] > 1:
-            raise UsageError("--jobs: under torchrun the ranks share each run; leave --jobs at 1")
+        if self.until_halfwidth and self.most_trials < self.trials:
+            raise UsageError(f"--most-trials {self.most_trials}: fewer than --trials {self.trials}")
+        if self.profile and self.jobs > 1:
+            raise UsageError(f"--profile: sees this process alone; leave --jobs {self.jobs} at 1")
+        if (self.jobs > 1 or self.stack_trials) and place()[1] > 1:
+            raise UsageError("--jobs, --stack-trials: under torchrun the ranks share each run, one after another")
+
+    def federation(self, data: common.Data, streams: common.Streams) -> common.Federation:
+        """Who holds which samples: what is checked and drawn before training."""
+        return common.Federation(self, data, streams)
 
 
 SIGNS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk, a quota and a limit say when there is no more room
 
 
 PROCESS = ("resume", "out", "jobs", "profile", "track", "show_partition")  # flags that change no result
 FREE = (*PROCESS, "trials", "until_halfwidth", "most_trials")  # flags that change no run, so may differ when it is resumed
-SINGLE = (*FREE, "threads", "device")  # flags that take one value
-DEALING = ("partition", "alpha", "classes_per_client", "min_size", "parts", "clients")  # what the clients' samples depend on
+SINGLE = (*FREE, "threads", "device", "tune", "tune_rounds", "stack_trials")  # flags that take one value
+DEALING = ("partition", "alpha", "classes_per_client", "min_size", "parts", "clients", "hold_out")  # who holds which samples
+DEALING += ("data_share",)  # of a single script
 CENTRAL = ("dataset", "data_dir", "model", "width", "norm", "dtype", "batch_size", "lr", "momentum", "weight_decay", "seed")
+UNTUNED = (*SINGLE, *DEALING, "clients_per_round", "rounds", "seed", "eval_every", "chunk")
 
 
 class Parser(argparse.ArgumentParser):
@@ -147,11 +165,9 @@ class Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=26)
 
     def _format_action_invocation(self, action):  # `--alpha X`, not `--alpha X [X ...]`
-        return (
-            f"--[no-]{action.option_strings[0][2:]}"
-            if isinstance(action, Switch)
-            else super()._format_action_invocation(action)
-        )
+        if isinstance(action, Switch):
+            return f"--[no-]{action.option_strings[0][2:]}"
+        return super()._format_action_invocation(action)
 
     def _format_args(self, action, default_metavar):
         return action.metavar
@@ -190,9 +206,11 @@ def parse(config_class: type, presets: dict[str, str], doc: str, argv: list[str]
     grid = {f.name: getattr(given, f.name) for f in fields}
     grid = {name: list(dict.fromkeys(v if isinstance(v, (list, tuple)) else [v])) for name, v in grid.items()}
     configs = [config_class(**dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
+    swept = [name for name, values in grid.items() if len(values) > 1]
     for config in configs:
-        config.check()
-    return configs, [name for name, values in grid.items() if len(values) > 1]
+        for each in (config, *candidates(config, swept)[1]):
+            dataclasses.replace(each, rounds=config.rounds).check()
+    return configs, swept
 
 
 def add_flag(group, f: dataclasses.Field, meta: dict) -> None:
@@ -224,6 +242,21 @@ def convert(meta: dict, text: str):
         reason = f"{text!r} is not {wanted}".rstrip() if kind in (int, float) else error
         raise argparse.ArgumentTypeError(reason) from None
     return value
+
+
+def candidates(config, swept=()) -> tuple[str, list]:
+    """The flag of --tune, and a config with each of its values for a short run. ("", []) without --tune; raises UsageError."""
+    word, _, values = config.tune.partition("=")
+    name, short = word.replace("-", "_"), {"rounds": config.tune_rounds, "eval_every": config.tune_rounds, "hold_out": 0.2}
+    f = config.__dataclass_fields__.get(name)
+    meta = f and (f.metadata or Config.__dataclass_fields__[name].metadata)
+    try:
+        if config.tune and (not meta or meta["kind"] not in (int, float) or name in (*UNTUNED, *swept)):
+            raise UsageError("wanted FLAG=VALUE,VALUE,.. of a number, not swept, that decides on no samples, clients or rounds")
+        short |= {"tune": "", "resume": False, "track": "none"}
+        return name, [dataclasses.replace(config, **short, **{name: convert(meta, v)}) for v in values.split(",") if name]
+    except (argparse.ArgumentTypeError, UsageError) as error:
+        raise UsageError(f"--tune {config.tune[:200]}: {error}") from None
 
 
 # ----------------------------------------------------------------------------------------------------- a run on disk
@@ -286,10 +319,14 @@ class Run:
     study: Study = dataclasses.field(default_factory=Study)
     rows: list = dataclasses.field(default_factory=list)
     unsaved: dict | None = None  # the state that the last round left
+    tuned: dict = dataclasses.field(default_factory=dict)  # the flag of --tune and the value that was chosen
 
     def __post_init__(self):
         self.streams = common.Streams(self.config.seed, self.trial)
-        self.path = self.file(f"{self.setting} {self.method}".strip())
+        fields, aside = self.config.__dataclass_fields__, (*SINGLE, *self.study.method, *self.study.ignored(self.config))
+        values = {name: getattr(self.config, name) for name in fields if name not in aside}
+        own = [f"{name}={shown(value)}" for name, value in values.items() if fields[name].default not in (value, (value,))]
+        self.path = self.file(" ".join([self.method, *own]))  # whatever else is swept: a resumed sweep may be a wider one
         self.device = self.config.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu")
 
     def __str__(self) -> str:
@@ -309,11 +346,11 @@ class Run:
 
     def fingerprint(self, *flags: str) -> dict:
         """All that the bits of a checkpoint depend on; of a cached tensor, that depends on `flags` only."""
-        values = dataclasses.asdict(self.config)
+        values = dataclasses.asdict(self.config) | (self.tuned if flags else {})
         names = flags or [n for n in values if n not in (*FREE, *self.study.ignored(self.config))]
-        seen = {name: values[name] for name in (*names, "threads", "chunk")} | {"device": self.device, "trial": self.trial}
+        seen = {name: values.get(name) for name in (*names, "threads", "chunk")} | {"device": self.device, "trial": self.trial}
         seen |= {"script": self.study.script, "torch": str(torch.__version__), "ranks": place()[1]}
-        return seen | ({} if flags else {"method": self.method, "setting": self.setting})
+        return seen | ({} if flags else {"method": self.method})
 
     def read(self, path: Path, fingerprint: dict):
         """What was saved with this fingerprint. Raises UsageError for any other file, and leaves it untouched."""
@@ -349,7 +386,8 @@ class Run:
 
     def cached(self, name: str, make: Callable[[], Tensor], *flags: str) -> Tensor:
         """A tensor that many runs of a trial share (an expert, say): made once per value of CENTRAL and `flags`, then read."""
-        seen = self.fingerprint(*CENTRAL, *flags) | {"projection": self.config.base == "moon"}
+        held_out = DEALING if self.config.hold_out else ()  # who holds a sample then decides whether an expert may see it
+        seen = self.fingerprint(*CENTRAL, *flags, *held_out) | {"projection": self.config.base == "moon"}
         path = self.file(f"{name} {zlib.crc32(repr(sorted(seen.items())).encode()):08x}")
         if not on_first_rank(path.exists):
             tensor = make()  # a task of all ranks
@@ -357,6 +395,31 @@ class Run:
         if not isinstance(tensor := self.read(path, seen), Tensor):
             raise UsageError(f"{path}: holds no tensor, left as it is; remove it to make it anew")
         return tensor
+
+    def choose(self):
+        """The config to train with. The choice of --tune is made once and kept; an arm that does not read the flag has none.
+
+        The best accuracy on held-out samples wins, of equals the first. Raises NonFiniteError where every value diverges.
+        """
+        name, short = candidates(self.config)
+        if not short or name in self.study.ignored(self.config):
+            return self.config
+        decisive = [flag for flag in self.fingerprint() if hasattr(self.config, flag)]
+        reached = self.cached("tuned", lambda: torch.tensor([*map(self.rehearse, short)]), *decisive).tolist()
+        if max(reached) < 0:
+            raise NonFiniteError(f"no value of --tune {self.config.tune} leads to finite updates")
+        self.tuned = {name: getattr(short[reached.index(max(reached))], name)}
+        return dataclasses.replace(self.config, **self.tuned)
+
+    def rehearse(self, config) -> float:
+        """The accuracy in percent that a run with this config ends with, -1 where it diverges. Nothing of it is kept."""
+        run = Run(config, self.method, f"{self.setting} tune", self.trial, self.folder, self.study)
+        run.save, run.other = lambda: None, self.other  # what it reads of another arm is from that one's real run
+        try:
+            self.study.federate(config, self.data(), run)
+        except NonFiniteError:
+            return -1.0
+        return run.rows[-1]["accuracy"]
 
     def rounds(self, state: dict):
         """Yields t = 0 .. rounds - 1. Before the first it restores `state`; all that must survive to the next round is in it.
@@ -397,6 +460,8 @@ class Run:
         """
         row = {"setting": self.setting, "method": self.method, "trial": self.trial, "round": t + 1, "clients": clients}
         row |= {"dropped": dropped, "uploads": clients, "seconds": time.perf_counter() - self.begun} | columns
+        if self.tuned:
+            [row["tuned"]] = self.tuned.values()
         row = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
         for name in row.keys() & {"uploads", "seconds", "samples", "received_mb", "sent_mb"}:
             row[name] = round(row[name] + (self.rows[-1][name] if self.rows else 0), 6)
@@ -442,8 +507,9 @@ def write(path: Path, content) -> None:
             file.flush()
             os.fsync(file.fileno())
         half.replace(path)
-    except RuntimeError as error:  # torch's word for a write that failed
-        raise OSError(errno.ENOSPC, f"cannot be written, is the disk full? ({first_line(error)})", str(path)) from None
+    except (OSError, RuntimeError) as error:  # torch's word for a write that failed is the second
+        reason = getattr(error, "strerror", f"cannot be written, is the disk full? ({first_line(error)})")
+        raise OSError(getattr(error, "errno", errno.ENOSPC), reason, str(path)) from None
     finally:
         half.unlink(missing_ok=True)
 
@@ -521,48 +587,100 @@ def live_with(parent: int, folder: str = "") -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def train(run: Run) -> tuple[Path, list[dict]]:
-    """The rows of one run, trained in this process as far as its checkpoint does not already hold them."""
+def train(run: Run) -> None:
+    """Trains one run in this process as far as its checkpoint does not already hold it."""
     torch.set_num_threads(run.config.threads)
     if run.config.resume and run.path.exists() and len(rows := run.load()["rows"]) >= run.config.rounds:
-        return run.path, rows
+        run.rows = rows
+        return
     try:
-        run.study.federate(run.config, run.data(), run)
+        run.study.federate(run.choose(), run.data(), run)
     except NonFiniteError as error:
         raise NonFiniteError(f"{run}: {error}") from None
     run.save()  # where it ended before the last round
     if dist.is_initialized():
         dist.barrier()  # other ranks may read it from now on
-    return run.path, run.rows
+
+
+def train_stack(runs: list[Run]) -> dict[Path, list[dict]]:
+    """The rows of these runs. Several go on in turn, each until it calls the trainer, and these calls are trained together."""
+    if len(runs) == 1:
+        train(runs[0])
+        return {runs[0].path: runs[0].rows}
+    torch.set_num_threads(runs[0].config.threads)
+    with contextlib.ExitStack() as stack:
+        waiting = {stack.enter_context(contextlib.closing(trainer_calls(run))): None for run in runs}
+        while waiting:
+            calls = {trial: call for trial, update in waiting.items() if (call := trial.send(update))}
+            waiting = dict(zip(calls, common.train_together([*calls.values()]), strict=True))
+    return {run.path: run.rows for run in runs}
+
+
+def trainer_calls(run: Run):
+    """Yields what the run calls the trainer with, None at its end; is sent the updates. Closed, it ends the run.
+
+    The run has a thread of its own, which goes on only while the generator does: so all is done in one and the same order.
+    """
+    calls, updates = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def trainer(*args, **options):
+        calls.put((*args, options))
+        if (update := updates.get()) is None:
+            sys.exit()  # this thread
+        return update
+
+    def work():
+        common.TRAINER.set(trainer)
+        try:
+            train(run)
+        finally:
+            calls.put(None)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(work)
+        try:
+            while call := calls.get():
+                updates.put((yield call))
+            yield ended.result()  # None, or what it raised
+        finally:
+            updates.put(None)
 
 
 def train_all(runs: list[Run], after: Callable) -> dict[Path, list[dict]]:
     """The rows of every run, in --jobs processes."""
     done, jobs = {}, runs[0].config.jobs
-    for wave in ([run for run in runs if not after(run.config)], [run for run in runs if after(run.config)]):
-        if jobs == 1 or len(wave) < 2:
-            done |= map(train, wave)
+    for late in (False, True):
+        stacks = {}
+        for run in runs:
+            if after(run.config) == late:
+                stacks.setdefault((run.setting, run.method, run.config.stack_trials or run.path), []).append(run)
+        if jobs == 1 or len(stacks) < 2:
+            for stack in stacks.values():
+                done |= train_stack(stack)
             continue
         from joblib import Parallel, delayed
 
         os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")  # of workers that were killed
         pool = Parallel(jobs, return_as="generator_unordered", initializer=live_with, initargs=(os.getpid(), os.getcwd()))
         with (
-            tqdm(total=len(wave), unit="run", leave=False) as bar,
-            contextlib.closing(pool(map(delayed(train), wave))) as ended,
+            tqdm(total=len(runs), initial=len(done), unit="run", leave=False) as bar,
+            contextlib.closing(pool(map(delayed(train_stack), stacks.values()))) as ended,
         ):
             try:
-                for path, rows in ended:
-                    done[path] = rows
+                for reached in ended:
+                    done |= reached
+                    *_, rows = reached.values()
                     bar.set_postfix_str(f"{rows[-1]['setting']} {rows[-1]['method']} {accuracy(rows)}".strip())
-                    bar.update()
+                    bar.update(len(reached))
             except BrokenProcessPool as error:
                 raise RankError(f"a process of --jobs is gone ({first_line(error)})") from None
     return done
 
 
 class Forgiving(io.TextIOBase):
-    """Standard output or errors that may have no reader (| head, a full disk, 2>&-) or no word for a letter (ASCII)."""
+    """Standard output or errors that may have no reader (| head, 2>&-) or no word for a letter (ASCII)."""
+
+    full = False  # of a disk: then what was printed is lost
 
     def __init__(self, stream):
         self.stream = stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # in the place of what is closed
@@ -573,7 +691,8 @@ class Forgiving(io.TextIOBase):
         try:
             self.stream.write(text)
             self.stream.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            self.full |= getattr(error, "errno", 0) in FULL
             with contextlib.suppress(OSError, ValueError):  # what is left in it goes nowhere when Python ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
         return len(text)
@@ -592,6 +711,8 @@ def locked(folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise UsageError(f"--out {folder}: {error.strerror}") from None
     try:
         with contextlib.suppress(ImportError):  # Windows has none
@@ -605,24 +726,29 @@ def locked(folder: Path):
         os.close(handle)
 
 
-def claim(folder: Path, configs: list, automatic: int) -> int:
+def claim(folder: Path, configs: list, automatic: int, method: tuple) -> int:
     """The folder becomes this command's: a new run removes the old one's files first. Returns the threads of each process.
 
-    A resumed run goes on with the old number of threads, since with another one sums have other last bits.
+    A resumed run goes on with the old number of threads, since with another one sums have other last bits. Its sweeps may be
+    wider or narrower, and its methods others; a flag that has none of its old values is another run's.
     """
     config, path, threads, said = configs[0], folder / "config.json", configs[0].threads or automatic, ""
+    values = {name: list(dict.fromkeys(getattr(c, name) for c in configs)) for name in config.__dataclass_fields__}
+    flags = {name: v if len(v) > 1 else v[0] for name, v in values.items()}
     if config.resume and path.exists():
         try:
-            before = range(1, 1025)[int(json.loads(path.read_text())["threads"]) - 1]
+            saved = json.loads(path.read_text())
+            before = range(1, 1025)[int(saved["threads"]) - 1]
         except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
             raise UsageError(f"{path}: damaged; cannot resume from it") from None
+        for name, value in json.loads(json.dumps(flags)).items():
+            old, new = ([*map(shown, v if isinstance(v, list) else [v])] for v in (saved.get(name, value), value))
+            if name not in (*SINGLE, *method) and not {*old} & {*new}:
+                raise UsageError(f"{path}: of another run, left as it is ({name} {' '.join(old)}, not {' '.join(new)})")
         threads = config.threads or before
         if threads != (config.threads or automatic):
             said = f"--resume: --threads stays {threads}; another number would change the last bits"
-    elif config.resume:
-        said = f"--resume: no run in {folder} yet, starting from the beginning"
-    values = {name: list(dict.fromkeys(getattr(c, name) for c in configs)) for name in config.__dataclass_fields__}
-    flags = {name: v if len(v) > 1 else v[0] for name, v in values.items()} | {"threads": threads}
+    flags["threads"] = threads
     try:
         for name in ("metrics.csv", "summary.json", "accuracy.png"):
             if (folder / name).is_dir():
@@ -633,6 +759,8 @@ def claim(folder: Path, configs: list, automatic: int) -> int:
         (folder / "checkpoints" / "writable").unlink()
         write(path, json.dumps(flags, indent=1))
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise UsageError(f"--out {error.filename or folder}: {error.strerror}") from None
     if said:
         say(said)
@@ -647,7 +775,7 @@ def leftovers(folder: Path, resume: bool) -> list[Path]:
         listed = json.loads((folder / "summary.json").read_text())["files"]
         figures = [path for path in folder.iterdir() if path.name in listed and path.suffix in (".png", ".csv")]
     names = ("config.json", "summary.json", "metrics.csv", "accuracy.png", "partition.csv", "partition.png", "megabytes.png")
-    whole = [*figures, *(folder / name for name in names), *(folder / "checkpoints").glob("*.pt")]
+    whole = [*figures, *(folder / name for name in names), *(folder / "checkpoints").glob("*-trial*.pt")]
     whole += (folder / "tensorboard").rglob("events*")
     return half if resume else [*half, *whole]
 
@@ -682,7 +810,7 @@ def main(
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(Forgiving(sys.stdout)))
+        output = stack.enter_context(contextlib.redirect_stdout(Forgiving(sys.stdout)))
         stack.enter_context(contextlib.redirect_stderr(Forgiving(sys.stderr)))
         try:
             configs, study.swept = parse(config_class, presets, doc, argv)
@@ -699,25 +827,33 @@ def main(
         finally:
             for number, handler in heard.items():
                 signal.signal(number, handler)
+        if output.full:
+            print(f"{Path(script).name}: error: standard output is full; the files are written", file=sys.stderr)
+            sys.exit(5)
 
 
 def conduct(study, configs, runs, stack, after, instead, report, command) -> None:
-    """Trains every run and reports. Everything that can be wrong is found before the folder is touched."""
+    """Trains every run and reports. Flags, data, net and partition are checked before anything in the folder is changed."""
     first, begun, wanted = configs[0], time.perf_counter(), {}
     folder = Path(first.out or f"runs/{study.script}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     automatic = max(1, cores // (first.jobs * place()[2]))
     torch.set_num_threads(first.threads or automatic)
     planned = study.plan(configs, range(first.trials), folder, wanted)
+    if first.until_halfwidth and len({run.method for run in planned}) == 1:
+        raise UsageError("--until-halfwidth: a single method has no difference to measure; name two")
     samples = check(study, planned)
     on_first_rank(lambda: stack.enter_context(locked(folder)))
     if first.show_partition and place()[0] == 0:
         draw_partition(samples, folder)
     if first.show_partition or instead and instead(first, planned, folder):
         return print(f"results: {folder}") if place()[0] == 0 else None
-    threads = on_first_rank(lambda: claim(folder, configs, automatic))
+    threads = on_first_rank(lambda: claim(folder, configs, automatic, study.method))
     for config in configs:
         config.threads = threads
+    there = sum(run.path.exists() for run in planned)
+    if first.resume and there < len(planned):
+        say(f"--resume: {there} of {len(planned)} runs have begun in {folder}; the rest start now")
     runs += planned
     with cProfile.Profile() if first.profile else contextlib.nullcontext() as profile:
         done = train_all(runs, after)
@@ -739,10 +875,12 @@ def check(study: Study, runs: list[Run]) -> pd.DataFrame:
     """
     distinct, tables = {}, {}
     for run in runs:
-        distinct.setdefault(repr([getattr(run.config, name) for name in Config.__dataclass_fields__]), run)
+        distinct.setdefault(repr([getattr(run.config, name, 0) for name in (*Config.__dataclass_fields__, *DEALING)]), run)
     for run in distinct.values():
-        fl, config = common.Federation(run.config, run.data(), run.streams), run.config
-        labels, way = fl.data.y_train.cpu().numpy(), repr([getattr(config, name) for name in ("dataset", "seed", *DEALING)])
+        fl, config = run.config.federation(run.data(), run.streams), run.config
+        for each in candidates(config)[1]:
+            each.federation(run.data(), run.streams)
+        labels, way = fl.data.y_train.cpu().numpy(), repr([getattr(config, name, 0) for name in ("dataset", "seed", *DEALING)])
         if fl.moved and way not in tables:
             say(f"partition: {fl.moved} of {len(labels)} samples moved, so that no client has less than {config.min_size}")
         counts = pd.DataFrame([np.bincount(labels[shard], minlength=fl.data.classes) for shard in fl.shards])
@@ -766,7 +904,7 @@ def ended(error: BaseException, runs: list[Run], again: str) -> tuple[int, str]:
         return 2, f"error: {error}"
     rows, status = [], getattr(error, "code", 130)  # sys.exit's, or Ctrl-C
     with contextlib.suppress(UsageError, OSError):
-        rows = [row for run in runs if run.path.exists() for row in run.load()["rows"]]
+        rows = [row | {"setting": run.setting} for run in runs if run.path.exists() for row in run.load()["rows"]]
         if rows and place()[0] == 0:
             metrics(rows, runs[0].folder)
     kept = f"{len(rows)} rounds are kept in {runs[0].folder}" if runs else "nothing was trained"
@@ -775,7 +913,8 @@ def ended(error: BaseException, runs: list[Run], again: str) -> tuple[int, str]:
     if isinstance(error, RankError):
         return 4, f"error: {error}; {kept}. To go on: {again}"
     if isinstance(error, OSError):
-        return 5, f"error: {error.filename}: {error.strerror}; {kept}. To go on, once it can be written: {again}"
+        where = error.filename or "a file"  # of a figure, say
+        return 5, f"error: {where}: {error.strerror}; {kept}. To go on, once it can be written: {again}"
     return status, f"stopped: {kept}. To go on:\n  {again}" if runs else ""
 
 
@@ -798,7 +937,8 @@ def per_trial(df: pd.DataFrame) -> pd.DataFrame:
     late = df[df["round"] > df.groupby(keys)["round"].transform("max") - 10]
     runs = df.groupby(keys, sort=False)
     columns = {"final": runs.accuracy.last(), "last10": late.groupby(keys, sort=False).accuracy.mean()}
-    return pd.DataFrame(columns | {"best": runs.accuracy.max(), "uploads": runs.uploads.last(), "seconds": runs.seconds.last()})
+    columns |= {"best": runs.accuracy.max(), "uploads": runs.uploads.last(), "seconds": runs.seconds.last()}
+    return pd.DataFrame(columns | ({"tuned": runs.tuned.last()} if "tuned" in df else {}))
 
 
 def interval(d) -> tuple[float, float, float]:
@@ -853,6 +993,8 @@ def show_table(each: pd.DataFrame, title: str) -> pd.DataFrame:
             n: methods[n].agg(lambda x: f"{x.mean():.2f} +- {x.std(ddof=int(len(x) > 1)):.2f}") for n in ("final", "last10")
         }
         cells |= {"uploads": methods.uploads.mean().round().astype(int), "seconds": methods.seconds.mean().round(1)}
+        if "tuned" in own:
+            cells["tuned"] = methods.tuned.agg(lambda x: " ".join(f"{v:g}" for v in sorted({*x.dropna()})))
         print(f"\n{setting}{': ' * bool(setting)}{title}, accuracy in %", pd.DataFrame(cells).rename_axis(None), sep="\n")
         for b, pair in table[(table.setting == setting) & table["first"]].groupby("b", sort=False):
             rows = pair[["measure", "mean", "low", "high", "holm"]].itertuples(index=False)

@@ -255,14 +255,15 @@ def flip_labels(data: common.Data, share: float, rng: np.random.Generator) -> tu
     n, C, noisy = len(data.y_train), data.classes, copy.copy(data)
     flipped = np.isin(np.arange(n), rng.permutation(n)[: round(share * n)]) & (C > 1)
     wrong = rng.integers(1, max(C, 2), n) * flipped
-    noisy.y_train = (data.y_train + torch.as_tensor(wrong, device=data.y_train.device)) % C
+    if share:  # else the same tensor, by which --stack-trials knows that trials read the same labels
+        noisy.y_train = (data.y_train + torch.as_tensor(wrong, device=data.y_train.device)) % C
     return noisy, flipped
 
 
 def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """FedAC(base), the base alone, or the base with random groups, as --arm says."""
     fl, streams = common.Federation(config, data, run.streams, projection=config.projection), run.streams
-    fl.data, flipped = flip_labels(data, config.flip, streams("flips"))  # the partition is that of the clean labels
+    fl.data, flipped = flip_labels(fl.data, config.flip, streams("flips"))  # the partition is that of the clean labels
     flags = (*experiment.DEALING, "epochs", "features", "warmup", "rho", "art_alpha", "art_beta", "flip")
     cluster = run.cached("clusters", lambda: cluster_clients(config, fl, data), *flags).cpu().numpy()  # Eq. 4
     y = fl.data.y_train.cpu().numpy()

@@ -13,6 +13,7 @@ What differs from the paper, and why:
   counts half a run later), `front` (largest first), `rising` (least final noise), `longer` (its base at more local epochs).
 """
 
+import contextlib
 import importlib
 import math
 import sys
@@ -76,8 +77,31 @@ def rule(select: str):
     try:
         module, _, function = select.partition(":")
         return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever somebody's own module raises
         raise UsageError(f"--select {select}: {error} (wanted {', '.join(SELECT)} or MODULE:FUNCTION)") from None
+
+
+def chosen(select: str, *now) -> tuple:
+    """What the rule of --select gives for `now` = (fl, state, t, n), checked."""
+    M, n = len(now[0].sizes), now[-1]
+    with guarded(select):
+        clients, weights, pi, scorers = rule(select)(*now)
+        clients, weights, pi = np.array(clients), np.array(weights, dtype=float), np.array(pi, dtype=float)
+        if clients.shape != (n,) or clients.dtype.kind != "i" or len(np.intersect1d(clients, range(M))) < n:
+            raise ValueError(f"wanted {n} different clients from 0 to {M - 1}")
+        for values in (weights, pi):
+            if values.shape != (n,) or not np.isfinite(values).all() or values.min() < 0 or values.sum() == 0:
+                raise ValueError(f"wanted {n} weights and {n} probabilities, finite and >= 0, not all 0")
+        return clients, weights, pi, int(scorers)
+
+
+@contextlib.contextmanager
+def guarded(select: str):
+    """What somebody's own rule raises is one line."""
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(f"--select {select}: {type(error).__name__}: {error}") from error
 
 
 SELECT = {"uniform": uniform, "size": by_size}
@@ -144,8 +168,8 @@ def name(config: Config) -> str:
     """fedavg+cl, fedavg+cl-fim, fedavg, fedavg+random, fedavg size n=8, ..: what decides is named, if it is not the default."""
     detector = f"-{config.detector}" if config.arm in ("cl", *REPLAYS) and config.detector != "fgn" else ""
     words = [config.base + ("" if config.arm == "base" else f"+{config.arm}{detector}")]
-    words += [config.select.rpartition(":")[2]] * (config.select != "uniform" and config.arm != "longer")
-    words += [f"n={config.each}"] * (config.each > 0 and config.arm in ("base", "longer"))
+    words += [config.select.rpartition(":")[2]] * (config.select != "uniform" and "select" not in unread(config))
+    words += [f"n={config.each}"] * ("each" not in unread(config))
     return " ".join(words + [f"ema={config.server_ema:g}"] * (config.server_ema > 0))
 
 
@@ -153,7 +177,9 @@ def unread(config: Config) -> set[str]:
     """The flags that this arm does not read: it is trained once for all their values."""
     cl, odds = {"delta", "window", "first_round_critical", "fewest", "most"}, {"p_double", "p_halve"}
     read = {"random": odds | {"fewest", "most"}, "shifted": cl | {"shift"}, "rising": cl | {"kappa"}}
-    return (cl | odds | {"shift", "kappa"}) - read.get(config.arm, cl if config.arm in ("cl", *REPLAYS) else set())
+    unread = (cl | odds | {"shift", "kappa"}) - read.get(config.arm, cl if config.arm in ("cl", *REPLAYS) else set())
+    usual = config.arm not in ("base", "longer") or config.each in (0, config.clients_per_round)
+    return unread | ({"each"} if usual else set()) | ({"select"} if config.arm == "longer" else set())
 
 
 # ------------------------------------------------------------------------------------------------ FGN (Eq. 1), FedFIM
@@ -299,7 +325,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     ratio = float(M * np.sum(fl.sizes**2) / fl.sizes.sum() ** 2)  # 1 + CV^2(N): by so much uniform draws are noisier ..
     larger = inclusion(fl.sizes, config.each or m) @ fl.sizes / (config.each or m) / fl.sizes.mean()  # .. and clients smaller
     passes = config.epochs * (larger if config.arm == "longer" else 1)
-    draw = uniform if config.arm == "longer" else rule(config.select)
+    select = "uniform" if config.arm == "longer" else config.select
 
     state = fl.start() | {"n": m, "history": [], "spent": 0}
     for t in run.rounds(state):
@@ -307,15 +333,16 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
             break
         n = state["n"] if planned is None else int(planned[t])
         n = min(n, U - state["spent"]) if U else n
-        clients, weights, pi, scorers = draw(fl, state, t, n)  # line 2: M^(t), drawn anew in every round
+        clients, weights, pi, scorers = chosen(select, fl, state, t, n)  # line 2: M^(t), drawn anew in every round
         theta, eta = state["weights"], config.lr * config.lr_decay ** (state["spent"] / m if U else t)
         batches = [schedule(fl.shards[k], passes, config.batch_size, streams("batches", t, k)) for k in clients]
         kept, update = fl.train(state, t, clients, batches, lr=eta)
         weights, pi = (values[np.isin(clients, kept)] for values in (weights, pi))
         w = weights / weights.sum()  # N_k / sum of the selected's (Eq. 1)
         seen = signals(config, fl, theta, t, kept, w, pi, update, eta) | noise(theta, update.weights, w, pi)
-        if hasattr(draw, "learn"):
-            draw.learn(fl, state, t, kept, update)
+        if hasattr(rule(select), "learn"):
+            with guarded(select):
+                rule(select).learn(fl, state, t, kept, update)
         fl.aggregate(state, kept, update, weights)  # line 4, in both branches
         state["spent"] += n
         if config.server_ema:

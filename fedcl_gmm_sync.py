@@ -106,6 +106,17 @@ ARMS = {
 }
 
 
+def unused(default, why: str):
+    """A common flag that this script does not read, and so takes no other value."""
+
+    def kind(word: str):
+        if word != str(default):
+            raise common.UsageError(f"has no meaning here: {why}")
+        return default
+
+    return flag(default, f"has no meaning here: {why}", kind=kind)
+
+
 @dataclass
 class Config(experiment.Config):
     """Common flags with the paper's defaults (Table I), then the algorithm's own."""
@@ -114,12 +125,12 @@ class Config(experiment.Config):
     clients: int = 20
     clients_per_round: int = 10
     rounds: int = 6
-    epochs: int = flag(1, "has no meaning here: --local-steps sets the local work", 1, 1)
+    epochs: int = unused(1, "--local-steps sets the local work")
     batch_size: int = 32
     min_size: int = 32
     mu: float = flag(0.1, "of fedprox (0: no term)", 0)
-    base: str = flag("fedavg", "has no meaning here: --method sets the server's rule", choices=("fedavg",))
-    server_lr: float = flag(0.0, "has no meaning here", 0, 0)
+    base: str = unused("fedavg", "--method sets the server's rule")
+    server_lr: float = unused(0, "no method has one")
 
     method: str = flag(tuple(ARMS), "methods to compare, paired", choices=ARMS)
     local_steps: int = flag(20, "T, SGD steps of a client in a round", 1, 10**5)
@@ -150,6 +161,9 @@ class Config(experiment.Config):
             raise common.UsageError(f"--tau {self.tau}: wanted a loss, 0 or -1")
         if self.dataset == "shakespeare":
             raise common.UsageError("--dataset shakespeare: this script reads images")
+
+    def federation(self, data: common.Data, streams: common.Streams) -> common.Federation:
+        return begin(self, data, streams)[0]
 
 
 # ------------------------------------------------------------------------ the confidence-aware loss and the generator
@@ -390,10 +404,15 @@ def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[c
     config = dataclasses.replace(config, lr=config.lr * factor, **fixed)
     n, share = len(data.y_train), config.data_share or (1.0 if config.dataset == "digits" else 0.5)
     kept = np.sort(streams("share").permutation(n)[: round(share * n)])
+    if len(kept) < config.clients * config.min_size:
+        too_few = f"{len(kept)} samples are fewer than --min-size {config.min_size} for each of --clients {config.clients}"
+        raise common.UsageError(f"--data-share {share:g}: {too_few}")
     owner = None if data.owner is None else data.owner[kept]
     half = common.Data(data.x_train[kept], data.y_train[kept], data.x_test, data.y_test, data.classes, owner=owner)
     half.mean, half.std = torch.full_like(data.mean, 127.5), torch.full_like(data.std, 127.5)
     fl = common.Federation(config, half, streams, base)
+    if config.synthetic and not hasattr(fl.model.skeleton.head, "in_features"):
+        raise common.UsageError(f"--model {config.model}: {config.method}'s generator wants a net with features and a head")
     y, C, fl.base.memory["frozen"] = fl.data.y_train.cpu().numpy(), data.classes, {}
     state = fl.start() | {"tau": config.tau if config.tau > 0 else math.log(C), "phase": 0, "begun": 0, "pool": []}
     state |= {name: {} for name in ("scores", "counts", "generator", "adam", "snapshots")}

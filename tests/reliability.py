@@ -395,9 +395,13 @@ def outcome(folder: Path) -> tuple:
     """(metrics.csv without its seconds, every checkpoint's state): what must be the same bit for bit."""
     with open(folder / "metrics.csv") as file:
         rows = [{name: value for name, value in row.items() if "second" not in name} for row in csv.DictReader(file)]
-    paths = sorted((folder / "checkpoints").glob("*.pt"))
-    saved = {path.name: torch.load(path, weights_only=True)["content"] for path in paths}
-    return rows, {name: content["state"] if isinstance(content, dict) else content for name, content in saved.items()}
+    states = {}
+    for path in (folder / "checkpoints").glob("*.pt"):  # by the method, and by all that a result may depend on
+        saved = torch.load(path, weights_only=True)
+        depends = [item for item in saved["fingerprint"].items() if item[0] not in ("eval_every", "chunk", "ranks")]
+        content = saved["content"]
+        states[f"{path.name.split('-')[0]} {depends}"] = content["state"] if isinstance(content, dict) else content
+    return rows, states
 
 
 def same(a, b) -> bool:

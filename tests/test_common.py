@@ -55,7 +55,7 @@ def settings(**changes) -> SimpleNamespace:
     flags = {"dataset": "digits", "model": "lenet5", "norm": "batch", "width": 0, "dtype": "float64", "chunk": 0}
     flags |= {"partition": "iid", "alpha": 0.5, "classes_per_client": 2, "min_size": 1, "parts": 0, "clients": 5}
     flags |= {"batch_size": 3, "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0, "base": "fedavg", "mu": -1.0, "server_lr": 0.0}
-    return SimpleNamespace(**(flags | {"on_nonfinite": "stop", "per_client": False} | changes))
+    return SimpleNamespace(**(flags | {"on_nonfinite": "stop", "per_client": False, "hold_out": 0.0} | changes))
 
 
 # ------------------------------------------------------------------------------------------------ ordinary torch nets
@@ -351,6 +351,14 @@ class Net(nn.Module):
 """
 
 
+FLAT = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, channels, side, classes):
+        super().__init__(nn.Flatten(), nn.Linear(channels * side * side, classes))
+"""
+
+
 def own(tmp_path, text):
     """The name of the net for --model, and its class as anyone would import it."""
     path, there = tmp_path / "mine.py", {}
@@ -369,6 +377,8 @@ def own(tmp_path, text):
         "import no_such_module",
         "class Net:\n    def __init__(self, *sizes):\n        raise RuntimeError('no\\nluck')",
         "from torch import nn\nclass Net(nn.Flatten):\n    def __init__(self, *sizes):\n        super().__init__()",
+        FLAT + "    def forward(self, x):\n        return super().forward(x).detach()",
+        FLAT + "        self.spare = nn.Linear(1, 1)\n    def forward(self, x):\n        return self[1](self[0](x))",
         None,
     ],
 )
@@ -377,6 +387,10 @@ def test_an_own_net_that_is_none(text, tmp_path):
         (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UsageError, match="^--model [^\n]*mine.py:Net: [^\n]+$"):
         common.build_model(f"{tmp_path / 'mine.py'}:Net", made_up())
+    (tmp_path / "mine.py").write_text(FLAT)
+    assert common.build_model(f"{tmp_path / 'mine.py'}:Net", made_up()).plain
+    with pytest.raises(UsageError, match="mine.py:Net: a projection head, as under moon, wants a net of images"):
+        common.build_model(f"{tmp_path / 'mine.py'}:Net", made_up(), projection=True)
 
 
 # ------------------------------------------------------------------------------- train beside the loop of its docstring

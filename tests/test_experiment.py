@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ import common
 import experiment
 from experiment import flag
 
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 SCRIPTS = ["fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art"]
 
 
@@ -127,7 +129,7 @@ def checkpoints(folder) -> dict:
 
 def content(folder) -> dict:
     """Final states and rows, without seconds, to be compared bit for bit."""
-    runs = {name: saved["content"] for name, saved in checkpoints(folder).items() if "expert" not in name}
+    runs = {name: saved["content"] for name, saved in checkpoints(folder).items() if isinstance(saved["content"], dict)}
     return {name: repr((run["state"], [{**row, "seconds": 0} for row in run["rows"]])) for name, run in runs.items()}
 
 
@@ -350,6 +352,11 @@ def test_cached_is_made_once_for_what_it_depends_on(work):
         cached(a_run("r"), "pull")
 
 
+def point(arm: str, trial: int = 0, more: str = "") -> str:
+    """The name of a checkpoint of `start`."""
+    return f"{arm}-dataset=tiny.npz{more}-trial{trial}.pt"
+
+
 def tamper(path: Path, change) -> None:
     saved = torch.load(path, weights_only=True)
     torch.save(change(saved) or saved, path)
@@ -364,8 +371,8 @@ BAD = {
     "a list": lambda path: torch.save([1, 2], path),
     "no fingerprint": lambda path: tamper(path, lambda saved: saved.pop("fingerprint") and None),
     "a tensor for fingerprint": lambda path: tamper(path, lambda saved: saved.update(fingerprint=torch.ones(3))),
-    "another arm": lambda path: shutil.copy(path.with_name("b-trial0.pt"), path),
-    "another trial": lambda path: shutil.copy(path.with_name("a-trial1.pt"), path),
+    "another arm": lambda path: shutil.copy(path.with_name(point("b", 0)), path),
+    "another trial": lambda path: shutil.copy(path.with_name(point("a", 1)), path),
     "another script": lambda path: tamper(path, lambda saved: saved["fingerprint"].update(script="other")),
     "another torch": lambda path: tamper(path, lambda saved: saved["fingerprint"].update(torch="1.0")),
     "another dtype": lambda path: tamper(path, lambda saved: saved["fingerprint"].update(dtype="float64")),
@@ -383,18 +390,19 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_checkpoint_is_one_line_and_left_alone(bad, work, capsys):
     start("--out=r")
-    path = work / "r" / "checkpoints" / "a-trial0.pt"
+    path = work / "r" / "checkpoints" / point("a")
     BAD[bad](path)
     before = files("r")
-    assert "a-trial0.pt" in refused(capsys, "--out=r", "--resume")
+    assert point("a") in refused(capsys, "--out=r", "--resume")
     assert all(files("r")[name] == old for name, old in before.items() if name.suffix == ".pt" or name.name == "metrics.csv")
 
 
 def test_a_state_of_another_shape_is_refused(work, capsys):
     start("--out=r", "--rounds=3")
-    for name in ("a-trial0.pt", "b-trial1.pt"):
+    first, last = point("a", 0, "-rounds=3"), point("b", 1, "-rounds=3")
+    for name in (first, last):
         tamper(work / "r" / "checkpoints" / name, lambda saved: saved["content"]["rows"].pop() and None)
-    tamper(work / "r" / "checkpoints" / "b-trial1.pt", lambda s: s["content"]["state"].update(weights=torch.ones(2)))
+    tamper(work / "r" / "checkpoints" / last, lambda s: s["content"]["state"].update(weights=torch.ones(2)))
     assert "weights has another shape" in refused(capsys, "--out=r", "--rounds=3", "--resume")
 
 
@@ -428,11 +436,12 @@ def test_due_rounds():
 
 
 def test_names_of_runs_become_files_without_clashes():
-    runs = [
-        experiment.Run(Config(), m, s, 0, Path("r")) for m in ("a", "b/c", "b-c", "x" * 300) for s in ("", "alpha=0.5", "d=/e")
-    ]
+    flags = [{}, {"alpha": 0.5}, {"dataset": "/e"}, {"dataset": "-e"}, {"dataset": "e" * 300}, {"warm": False}]
+    runs = [experiment.Run(Config(**f), m, "", 0, Path("r")) for m in ("a", "b/c", "b-c", "x" * 300) for f in flags]
     assert len({run.path for run in runs}) == len(runs) and all(len(run.path.name) < 200 for run in runs)
-    assert runs[1].path == Path("r/checkpoints/alpha=0.5-a-trial0.pt")
+    assert [runs[i].path.name for i in (1, 5)] == ["a-alpha=0.5-trial0.pt", "a-warm=off-trial0.pt"]
+    other = Config(jobs=2, threads=1, trials=9, out="x", resume=True)
+    assert experiment.Run(other, "a", "seed=1", 0, Path("r")).path == runs[0].path  # what changes no run, what else is swept
 
 
 # ------------------------------------------------------------------------------------------------- a command's results
@@ -471,7 +480,8 @@ def test_results_of_a_command(work, capsys):
     assert summary["paired"][""]["a - b"]["final"] == expected
     assert {"accuracy.png", "summary.json"} <= set(summary["files"])
     assert json.loads(Path("r/config.json").read_text())["clients"] == 4
-    assert {name for name in checkpoints("r") if "expert" not in name} == {f"{m}-trial{k}.pt" for m in "ab" for k in (0, 1)}
+    runs = {name for name in checkpoints("r") if "expert" not in name}
+    assert runs == {point(m, k, "-eval_every=2") for m in "ab" for k in (0, 1)}
     assert "a - b: final +0.00 [+0.00, +0.00]" in printed and printed.endswith("results: r\n")
 
 
@@ -523,7 +533,7 @@ def test_interval_is_students():
 def test_an_arm_that_does_not_read_a_swept_flag_is_trained_once_and_shown_in_every_setting(work):
     start("--out=r", "--pull", "0.1", "0.9", "--trials=1")
     names = {name for name in checkpoints("r") if "expert" not in name}
-    assert names == {"pull=0.1-a-trial0.pt", "pull=0.9-a-trial0.pt", "b-trial0.pt"}
+    assert names == {point("a", more="-pull=0.1"), point("a", more="-pull=0.9"), point("b")}
     rows = table("r")
     assert [(r["setting"], r["method"]) for r in rows[::4]] == [
         ("pull=0.1", "a"),
@@ -545,12 +555,11 @@ def test_an_arm_that_reads_another_ones_rows_comes_last(work):
 def test_order_tests_and_jobs_change_no_bit(work):
     start("--out=one")
     start("--out=order", "--arm", "b", "a", "--eval-every=3")
-    states = [
-        {n: repr(s["content"]["state"]) for n, s in checkpoints(f).items() if "expert" not in n} for f in ("one", "order")
-    ]
-    assert states[0] == states[1]
+    kept = [{n: s["content"] for n, s in checkpoints(folder).items()} for folder in ("one", "order")]
+    one, order = ({n: repr(content["state"]) for n, content in each.items() if "expert" not in n} for each in kept)
+    assert all(order[point(arm, k, "-eval_every=3")] == one[point(arm, k)] for arm in "ab" for k in (0, 1))
     start("--out=jobs", "--jobs=2", f"--dataset={work / 'tiny.npz'}")
-    assert content("jobs") == content("one") and table("jobs") == table("one")
+    assert [*content("jobs").values()] == [*content("one").values()] and table("jobs") == table("one")
 
 
 # ------------------------------------------------------------------------------------------------------------- trust
@@ -567,8 +576,47 @@ def test_resume_names_a_changed_flag_with_both_values_and_allows_what_changes_no
         "--rounds=9": "rounds 4, not 9",
     }.items():
         assert said in refused(capsys, "--out=r", "--alpha=0.5", "--resume", words)
-    start("--out=r", "--alpha=0.5", "--resume", "--jobs=2", "--profile", "--trials=3")
+    start("--out=r", "--alpha=0.5", "--resume", "--jobs=2", "--trials=3")
     assert [r for r in table("r") if r["trial"] != "2"] == before and len(table("r")) == 24
+    start("--out=r", "--alpha=0.5", "--resume", "--profile")
+
+
+def test_a_resumed_sweep_may_be_wider_or_narrower(work, capsys):
+    def times():
+        return {path.name: path.stat().st_mtime_ns for path in work.glob("r/checkpoints/[ab]-*")}
+
+    start("--out=r", "--alpha=0.5", "--size", "3", "4")
+    before, narrow = times(), table("r")
+    capsys.readouterr()
+    start("--out=r", "--alpha", "0.5", "5.0", "--size", "3", "4", "--resume")
+    assert "--resume: 8 of 16 runs have begun in r; the rest start now" in capsys.readouterr().err
+    wide = table("r")
+    assert {name: times()[name] for name in before} == before and len(times()) == 16 and len(wide) == 2 * len(narrow)
+    assert {row["setting"] for row in wide} == {f"alpha={a} size={s}" for a in (0.5, 5.0) for s in (3, 4)}
+    before = times()
+    for more in (["5.0"], ["5.0", "0.5"]):
+        start("--out=r", "--alpha", *more, "--size", "3", "4", "--resume")
+        assert times() == before and len(table("r")) == len(narrow) * len(more)
+    said = refused(capsys, "--out=r", "--alpha", "0.1", "50", "--size", "3", "4", "--resume")
+    assert "alpha 5.0 0.5, not 0.1 50.0" in said
+    (work / "r" / "config.json").unlink()  # the checkpoints know as well whose they are
+    start("--out=r", "--alpha", "5.0", "0.5", "--size", "3", "4", "--resume")
+    assert times() == before and "--resume" not in capsys.readouterr().err
+
+
+def test_an_interrupted_wider_sweep_has_one_name_for_a_setting(work, capsys):
+    start("--out=r", "--alpha=0.5", "--trials=1")
+    with pytest.raises(SystemExit) as stop:
+        start("--out=r", "--alpha", "0.5", "5.0", "--arm", "a", "nan", "--trials=1", "--resume")
+    assert stop.value.code == 3 and {row["setting"] for row in table("r")} == {"alpha=0.5"} and len(table("r")) > 4
+
+
+def test_flags_that_do_not_go_together(work, capsys):
+    before = files(work)
+    assert "--jobs 2" in refused(capsys, "--profile", "--jobs=2")
+    assert "--most-trials 2: fewer than --trials 3" in refused(capsys, "--until-halfwidth=1", "--trials=3", "--most-trials=2")
+    assert "--until-halfwidth: a single method" in refused(capsys, "--until-halfwidth=1", "--arm=a")
+    assert files(work) == before
 
 
 def test_resume_keeps_the_old_number_of_threads(work, capsys, monkeypatch):
@@ -590,13 +638,14 @@ def test_a_new_run_removes_what_belongs_to_the_old_one_and_nothing_else(work, mo
         experiment.main(Config, PRESETS, "A test.", federate, ("arm",), report=report, argv=[*SMALL, "--out=r", *argv])
 
     run("--arm=a", report=draws)
-    for name in ("mine.png", "notes.txt", "checkpoints/mine.txt"):
+    mine = ("mine.png", "notes.txt", "checkpoints/mine.txt", "checkpoints/mine.pt")
+    for name in mine:
         (work / "r" / name).write_text("mine")
     monkeypatch.setattr(experiment, "train_all", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit) as stop:
         run("--arm=b")
     assert stop.value.code == 130
-    assert {str(p.relative_to("r")) for p in files("r")} == {"config.json", "mine.png", "notes.txt", "checkpoints/mine.txt"}
+    assert {str(p.relative_to("r")) for p in files("r")} == {"config.json", *mine}
 
 
 def test_two_runs_in_one_folder(work, capsys):
@@ -641,15 +690,18 @@ def test_a_full_disk_is_one_line_that_says_what_is_safe_and_resume_is_exact(work
     start("--out=whole")
     fsync, left = os.fsync, [9]
 
-    def full(file):
+    def full(file, **_):
         left[0] -= 1
         if left[0] < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "checkpoint")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(file)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         line = refused(capsys, "--out=r", status=5)
+        assert "writable: No space left on device; nothing was trained" in refused(capsys, "--out=new", status=5)
+        patch.setattr(Path, "mkdir", full)
+        assert "No space left on device; nothing was trained" in refused(capsys, "--out=newer", status=5)
     assert "No space left on device" in line and "rounds are kept in r" in line and line.endswith("--out=r --resume")
     start("--out=r", "--resume")
     assert content("r") == content("whole") and table("r") == table("whole")
@@ -738,6 +790,8 @@ def test_show_partition_draws_and_trains_nothing(work, monkeypatch, capsys):
     assert (
         dict(zip(own["class"], own.samples, strict=True)) == pd.Series(fl.data.y_train[fl.shards[2]]).value_counts().to_dict()
     )
+    start("--out=trained", "--alpha", "0.1", "100")
+    assert pd.read_csv("trained/partition.csv").equals(rows) and Path("trained/partition.png").exists()
 
 
 def test_instead(work, capsys):
@@ -787,8 +841,307 @@ def test_tracking(work, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     start("--out=r", "--track=tensorboard", "--trials=1")
-    own = {(t, name): value for run, name, value, t in seen if run == "a-trial0"}
+    own = {(t, name): value for run, name, value, t in seen if run == point("a")[:-3]}
     assert own[4, "uploads"] == 8 and own[1, "accuracy"] == pytest.approx(float(table("r")[0]["accuracy"]))
+
+
+# ------------------------------------------------------------------------- held-out samples, tuned flags, stacked trials
+
+
+@pytest.fixture
+def bare(work, monkeypatch):
+    """`work`, where a command draws nothing and prints no table."""
+    gmm = importlib.import_module("fedcl_gmm_sync")
+    for owner, name, value in ((experiment, "conclude", lambda *_: None), (gmm, "TEACHING_STEPS", 2), (gmm, "DRAWS", 50)):
+        monkeypatch.setattr(owner, name, value)
+    return work
+
+
+def command(name: str, *argv: str) -> list[dict]:
+    """metrics.csv of a short run of one of the five scripts; nothing where an update was not finite."""
+    from reliability import short_run
+
+    script = importlib.import_module(name)
+    *_, out = (word[6:] for word in argv if word.startswith("--out="))
+    words = [word for word in short_run(script) if not word.startswith("--width")]
+    try:
+        script.main([*words, *argv])
+    except SystemExit as stop:
+        assert stop.code == 3
+        return []
+    return table(out)
+
+
+def of_run(rows: list[dict]) -> dict:
+    """{(method, trial): its rows}"""
+    return {
+        (r["method"], r["trial"]): [s for s in rows if (s["method"], s["trial"]) == (r["method"], r["trial"])] for r in rows
+    }
+
+
+@pytest.mark.parametrize("share", [0.2, 0.29, 0.5])
+def test_a_share_of_each_client_is_held_out(work, share, monkeypatch):
+    config, data = Config(dataset="tiny.npz", alpha=1.0, dtype="float64"), common.load_data("tiny.npz")
+    whole = common.Federation(config, data, common.Streams(1))
+    config.hold_out = share
+    fl, seen, train = common.Federation(config, data, common.Streams(1)), [], common.train
+    for all_of_it, kept in zip(whole.shards, fl.shards, strict=True):
+        held = np.setdiff1d(all_of_it, kept)
+        assert len(held) == round(100 * share) * len(all_of_it) // 100 and len(np.union1d(held, kept)) == len(all_of_it)
+        assert set(held) <= set(fl.held.tolist())
+    assert len(fl.held) + fl.sizes.sum() == 40 and fl.sizes.tolist() == [len(shard) for shard in fl.shards]
+    assert torch.equal(fl.data.x_test, data.x_train[fl.held]) and torch.equal(fl.data.y_test, data.y_train[fl.held])
+    assert torch.equal(fl.data.images("test"), data.images("train")[fl.held]) and len(data.x_test) == 20
+    monkeypatch.setattr(common, "train", lambda *args, **flags: seen.append(args[3]) or train(*args, **flags))
+    fl.train_centrally(2)
+    assert not np.isin(np.concatenate(seen[0]), fl.held).any()  # an expert does not see them
+    config.hold_out, config.clients, config.partition = 0.2, 20, "iid"
+    with pytest.raises(common.UsageError, match="--hold-out 0.2 .*no client holds"):
+        common.Federation(config, data, common.Streams(1))
+
+
+TUNED = {
+    "fedavg_curriculum": (["--score=E"], "lr", ["0.003", "0.5", "1e30"], ""),
+    "client_curriculum": (["--client-order=curriculum"], "pacing-b", ["0.1", "1.0"], ""),
+    "fedcl_fgn": (["--base=fedprox"], "mu", ["0.0", "5.0"], ""),
+    "fedcl_gmm_sync": (["--method", "fedcl", "fedavg"], "lam", ["0.1", "9.0"], "fedavg"),
+    "fedac_art": (["--arm", "fedac", "base", "--flip=.2"], "w-small", ["0.0", "3.0"], "base"),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_tune_takes_what_is_best_on_held_out_samples_and_trains_with_it(name, bare):
+    """Against commands without --tune: a short one for each value, and whole ones with the values that were chosen."""
+    flags, flag, values, blind = TUNED[name]
+    flags = [*flags, "--clients=3", "--trials=2", "--dtype=float64", "--eval-every=2", "--batch-size=4"]
+    short = {v: command(name, *flags, f"--{flag}={v}", "--hold-out=.2", "--rounds=3", f"--out=short{v}") for v in values}
+    short = {v: {run: float(rows[-1]["accuracy"]) for run, rows in of_run(rows).items()} for v, rows in short.items()}
+    whole = {v: of_run(command(name, *flags, f"--{flag}={v}", "--rounds=5", f"--out=whole{v}")) for v in values}
+    tuned = command(name, *flags, f"--tune={flag}={','.join(values)}", "--tune-rounds=3", "--rounds=5", "--out=tuned")
+    for run, rows in of_run(tuned).items():
+        best = max(values, key={v: short[v].get(run, -1) for v in values}.get)  # the first of equals
+        assert {row["tuned"] for row in rows} == ({""} if run[0] == blind else {best})
+        if run[0] != blind:
+            assert [{n: v for n, v in row.items() if n != "tuned"} for row in rows] == whole[best][run]
+    assert len({tuple(row.items()) for row in tuned}) == 2 * 5 * len({row["method"] for row in tuned})
+
+
+def test_an_arm_that_replays_another_one_is_tuned_too(bare):
+    rows = command("fedcl_fgn", "--arm", "constant", "cl", "--rounds=6", "--tune=lr=.001,.2", "--tune-rounds=4", "--out=r")
+    runs = of_run(rows)
+    uploads = [int(own[-1]["uploads"]) for own in runs.values()]
+    assert len(runs) == 2 and uploads[0] == uploads[1] and {row["tuned"] for row in rows} <= {"0.001", "0.2"}
+
+
+def choices(folder) -> dict:
+    """{(arm, trial): accuracies of the values of --tune}"""
+    found = [torch.load(path, weights_only=True) for path in Path(folder).glob("checkpoints/tuned-*.pt")]
+    return {(saved["fingerprint"]["order"], saved["fingerprint"]["trial"]): saved["content"].tolist() for saved in found}
+
+
+def test_the_choice_reads_no_test_sample_and_is_made_once(bare, monkeypatch, capsys):
+    tune = ["--trials=2", "--rounds=4", "--tune=lr=.003,.1,.5", "--tune-rounds=2"]
+    whole = command("fedavg_curriculum", *tune, "--out=whole")
+    assert command("fedavg_curriculum", *tune, "--jobs=2", "--out=jobs") == whole
+    arrays = dict(np.load("tiny.npz"))
+    np.savez("other.npz", **arrays | {"x_test": 255 - arrays["x_test"], "y_test": arrays["y_test"][::-1]})
+    command("fedavg_curriculum", *tune, "--dataset=other.npz", "--out=other")
+    assert len(choices("whole")) == 4 and choices("other") == choices("whole") == choices("jobs")
+
+    rehearse, calls = experiment.Run.rehearse, []
+
+    def cut(run, config):
+        calls.append(run)
+        if len(calls) == 8:  # in the middle of the third run's choice
+            raise KeyboardInterrupt
+        return rehearse(run, config)
+
+    monkeypatch.setattr(experiment.Run, "rehearse", cut)
+    with pytest.raises(AssertionError):  # exit status 130
+        command("fedavg_curriculum", *tune, "--out=cut")
+    assert command("fedavg_curriculum", *tune, "--out=cut", "--resume") == whole and len(calls) == 8 + 6
+    next(Path("cut/checkpoints").glob("vanilla-*-trial1.pt")).unlink()
+    assert command("fedavg_curriculum", *tune, "--out=cut", "--resume") == whole and len(calls) == 8 + 6
+    capsys.readouterr()
+    with pytest.raises(AssertionError):
+        command("fedavg_curriculum", *tune[:2], "--tune=lr=.003,.1", "--tune-rounds=2", "--out=cut", "--resume")
+    assert "tune lr=.003,.1,.5, not lr=.003,.1" in capsys.readouterr().err
+
+
+def test_ties_tables_and_caches_of_a_tuned_flag(work, capsys):
+    start("--out=r", "--tune=pull=.75,.25", "--tune-rounds=2")
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in shown if line[:2] in ("a ", "b ")][:1] == ["0.75"] and "tuned" in shown[2]
+    assert {(r["method"], r["tuned"]) for r in table("r")} == {("a", "0.75"), ("b", "")}  # b does not read it
+    start("--out=fixed", "--pull=.75")
+    states = reached("r")[point("a")]["state"], reached("fixed")[point("a", more="-pull=0.75")]["state"]
+    assert repr(states[0]) == repr(states[1])  # whose cached expert is that of the value, too
+    summary = json.loads(Path("r/summary.json").read_text(), parse_constant=pytest.fail)
+    assert summary["results"][""]["a"]["tuned"] == [0.75] * 2 and summary["results"][""]["b"]["tuned"] == [None] * 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("lr", "lr=", "=1", "lr=x", "lr=0.1,", "lr=0", "lr=nan", "momentum=0.5,1", "mu=-0.5", "no_such=1", "dataset=1"),
+        *("warm=1", "base=1", "rounds=3", "clients=4", "alpha=1", "seed=1", "trials=2", "tune=1", "hold-out=.1", "check=1"),
+    ],
+)
+def test_a_wrong_tune_costs_one_line(words, work, capsys):
+    before = files(work)
+    assert ("--mu -0.5" if "mu" in words else "--tune") in refused(capsys, f"--tune={words}")
+    assert files(work) == before
+
+
+def test_tune_beside_flags_that_exclude_it(work, capsys):
+    before = files(work)
+    assert "not swept" in refused(capsys, "--tune=lr=.1,.2", "--lr", ".1", ".2")
+    assert "--hold-out" in refused(capsys, "--tune=lr=.1", "--hold-out=.2")
+    assert "no client holds samples enough" in refused(capsys, "--tune=lr=.1", "--clients=20", "--partition=iid")
+    assert files(work) == before
+    from fedavg_curriculum import main as real
+
+    with pytest.raises(SystemExit) as stop:
+        real([*SMALL, "--clients=4", "--clients-per-round=2", "--tune=lr=1e30,1e32", "--out=r"])
+    assert stop.value.code == 3 and "no value of --tune lr=1e30,1e32 leads to finite updates" in capsys.readouterr().err
+
+
+STACKED = {
+    "fedavg_curriculum": ["--base=scaffold", "--score=LG", "--lr-alpha=.01", "--momentum=.9", "--alpha=.3"],
+    "client_curriculum": ["--client-order", "curriculum", "hics", "--base=fedadam"],
+    "fedcl_fgn": ["--arm", "cl", "base", "random", "constant", "--base=vrlsgd", "--clients=8", "--min-size=1"],
+    "fedcl_gmm_sync": ["--method=fedcl"],
+    "fedac_art": ["--base=fedprox", "--mu=.1", "--arm=fedac"],
+}
+
+
+def close(a, b) -> bool:
+    """States, rows, tensors alike to 1e-10, seconds left out."""
+    if isinstance(a, torch.Tensor):
+        return torch.allclose(a.double(), b.double(), rtol=0, atol=1e-10, equal_nan=True)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(close(a[name], b[name]) for name in a if name != "seconds")
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(close, a, b))
+    return a == pytest.approx(b, rel=0, abs=1e-10, nan_ok=True) if isinstance(a, float) else a == b
+
+
+def reached(folder) -> dict:
+    return {name: saved["content"] for name, saved in checkpoints(folder).items() if isinstance(saved["content"], dict)}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_stacked_trials_equal_trials_apart(name, bare, monkeypatch):
+    """In float64 to 1e-10; the same bits in every stacked run; on from rounds that differ between trials."""
+    flags, K, train = [*STACKED[name], "--trials=3", "--rounds=4", "--dtype=float64"], [], common.train
+    monkeypatch.setattr(common, "train", lambda *args, **how: K.append(len(args[3])) or train(*args, **how))
+    command(name, *flags, "--out=apart")
+    apart = K[:]
+    del K[:]
+    command(name, *flags, "--stack-trials", "--out=stacked")
+    assert sum(K) == sum(apart) and (len(K) == len(apart)) == (name == "fedcl_gmm_sync")  # whose losses are its own
+    if name == "fedavg_curriculum":
+        assert K == [3 * 2] * 4 * 2
+    assert close(reached("stacked"), reached("apart")) and reached("stacked")
+    command(name, *flags, "--stack-trials", f"--jobs={1 + (name == 'fedavg_curriculum')}", "--out=again")
+    assert content("again") == content("stacked")
+
+    honest, clock = experiment.Run.record, [0.0]
+
+    def cut(run, t, *args, **columns):
+        if (run.trial, t) == (1, 2):
+            raise KeyboardInterrupt
+        clock[0] += 1  # writing costs nothing by this clock, so every round is saved
+        honest(run, t, *args, **columns)
+
+    with monkeypatch.context() as patch, pytest.raises(AssertionError):  # exit status 130
+        patch.setattr(experiment.Run, "record", cut)
+        patch.setattr(time, "perf_counter", lambda: clock[0])
+        command(name, *flags, "--stack-trials", "--out=cut")
+    assert {len(run["rows"]) for run in reached("cut").values()} == {2, 3} and not pools()
+    command(name, *flags, "--stack-trials", "--out=cut", "--resume")
+    assert close(reached("cut"), reached("apart"))
+
+
+def pools() -> list:
+    """The threads of trials that still live."""
+    return [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
+
+
+@pytest.mark.parametrize("owner", [common, common.Federation])
+def test_ctrl_c_ends_all_trials_of_a_stack(owner, bare, monkeypatch):
+    """While the stack is trained, and in a trial's own thread."""
+    flags = ["--trials=3", "--rounds=9", "--order=vanilla", "--stack-trials"]
+    name, calls = "train" if owner is common else "aggregate", []
+    honest = getattr(owner, name)
+
+    def interrupted(*args, **how):
+        calls.append(1)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        return honest(*args, **how)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            importlib.import_module("fedavg_curriculum").main([*SMALL, "--clients=4", "--clients-per-round=2", *flags])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stop.value.code == 130 and not pools() and len(calls) < 9
+
+
+def test_a_trial_that_diverges_ends_its_stack(bare, capsys, monkeypatch):
+    from reliability import short_run
+
+    script, finite = importlib.import_module("fedavg_curriculum"), torch.isfinite
+    rounds, honest = [], experiment.Run.record
+    monkeypatch.setattr(torch, "isfinite", lambda x: finite(x) & (len(rounds) < 8))
+    monkeypatch.setattr(experiment.Run, "record", lambda *args, **how: rounds.append(1) or honest(*args, **how))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        script.main([*short_run(script), "--trials=3", "--rounds=5", "--order=vanilla", "--stack-trials", "--out=r"])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert stop.value.code == 3 and not pools()
+    assert len(lines) == 1 and "trial 3: round 3: the update of client" in lines[0] and "rounds are kept" in lines[0]
+
+
+def test_stacked_and_other_checkpoints_are_told_apart(bare, capsys):
+    flags = [*SMALL, "--clients=4", "--clients-per-round=2", "--rounds=2", "--order=vanilla", "--trials=2", "--out=r"]
+    script = importlib.import_module("fedavg_curriculum")
+    script.main([*flags, "--stack-trials"])
+    with pytest.raises(SystemExit) as stop:
+        script.main([*flags, "--resume"])
+    assert stop.value.code == 2 and "stack_trials True, not False" in capsys.readouterr().err
+    script.main([*flags, "--stack-trials", "--resume", "--trials=4"])
+    assert len(table("r")) == 8
+
+
+def test_only_calls_that_differ_in_their_clients_alone_are_stacked(work, monkeypatch):
+    data, other = common.load_data("tiny.npz"), common.resident(*(dict(np.load("tiny.npz"))[n] for n in ARRAYS))
+    model, rng, K, train = common.build_model("lenet5", data, dtype=torch.float64), np.random.default_rng(0), [], common.train
+
+    def call(steps=(3, 1), data=data, lr=0.1, **options):
+        batches = [rng.integers(0, 40, (T, 4)) for T in steps]
+        return model, model.init(len(steps)), data, batches, {"lr": lr, "momentum": 0.5, "seeds": [0] * len(steps)} | options
+
+    eta = 0.1 / np.arange(1, 6)
+    weights, c = [rng.random((T, 4)) for T in (3, 1)], torch.ones(2, model.trainable, dtype=torch.float64)
+    apart = {"momentum": 0.4}, {"lr": 0.2}, {"data": other}, {"lr": np.full(3, 0.1)}, {"weights": weights}
+    apart = [call(**flags) for flags in (*apart, {"correction": c}, {"penalty": lambda step: step.logits.sum((1, 2))})]
+    same = [call(), call((2, 4, 1)), call((5,))]
+    schedules = [call(lr=eta[:3]), call((5, 2), lr=eta), call((4,), lr=eta[:4]), call((4,), lr=eta[:4] + [0, 0, 0, 0.1])]
+    corrected = [call(correction=3 * c), call(correction=c)]
+    calls = [*same, *apart, *schedules, *corrected]
+    order = rng.permutation(len(calls))
+    monkeypatch.setattr(common, "train", lambda *args, **how: K.append(len(args[3])) or train(*args, **how))
+    stacked = common.train_together([calls[k] for k in order])
+    assert sorted(K) == sorted([6, 5, 1, 2, 2, 2, 2, 2, 6, 2])
+    for k, update in zip(order, stacked, strict=True):
+        *args, options = calls[k]
+        assert close(torch.as_tensor(update.weights), (alone := train(*args, **options)).weights)
+        for column in ("steps", "samples", "length", "grad_sq", "loss"):
+            assert getattr(update, column) == pytest.approx(getattr(alone, column), rel=1e-10)
 
 
 # --------------------------------------------------------------------------------------- as a process, with its pipes
@@ -831,7 +1184,8 @@ def test_a_signal_keeps_the_rounds_and_prints_the_command_that_goes_on(work, sen
     assert running.returncode == status and "Traceback" not in errors, errors
     *_, said, printed = errors.strip().splitlines()
     kept = table("it's a folder")
-    assert f"stopped: {len(kept)} rounds are kept in it's a folder" in said and family(running.pid) == []
+    assert f"stopped: {len(kept)} rounds are kept in it's a folder" in said
+    wait_for(lambda: family(running.pid) == [], 5)
     again = shlex.split(printed)
     assert again == ["python", __file__, *SMALL, *argv, "--resume"]
     main([*again[2:], "--pause=0.05"])
@@ -849,7 +1203,8 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(work):
     _, errors = running.communicate(timeout=60)
     lines = [line for line in errors.replace("\r", "\n").splitlines() if "error: " in line]
     assert running.returncode == 4 and "Traceback" not in errors and len(lines) == 1, errors
-    assert "a process of --jobs is gone" in lines[0] and lines[0].endswith("--out=r --resume") and family(running.pid) == []
+    assert "a process of --jobs is gone" in lines[0] and lines[0].endswith("--out=r --resume")
+    wait_for(lambda: family(running.pid) == [], 5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -859,8 +1214,7 @@ def test_no_orphan_outlives_its_parent_and_none_writes_into_a_later_run(work):
     assert len(family(running.pid)) >= 3
     running.kill()
     running.communicate()
-    time.sleep(1)
-    assert family(running.pid) == []
+    wait_for(lambda: family(running.pid) == [], 5)
     start("--out=r", "--seed=2")  # the lock went with the process
     before = table("r")
     time.sleep(1)
@@ -873,13 +1227,15 @@ def test_pipes_and_environment(work):
     quoted = shlex.join([sys.executable, __file__, *SMALL, "--trials=1"])
     done = [
         process(work, script=["bash", "-c", f"{quoted} --out=ü | head -1; exit ${{PIPESTATUS[0]}}", ""], env=odd),
-        process(work, script=["bash", "-c", f"{quoted} --out=full >/dev/full 2>&1", ""]),
+        process(work, script=["bash", "-c", f"{quoted} --out=full >/dev/full", ""]),
+        process(work, script=["bash", "-c", f"{quoted} --out=mute >/dev/full 2>&1", ""]),
         process(work, script=["bash", "-c", f"{quoted} --out=closed >&- 2>&-", ""]),
         process(work, script=["bash", "-c", f"{shlex.join([sys.executable, __file__])} --help | head -1", ""]),
     ]
-    for running, folder in zip(done, ("ü", "full", "closed", ""), strict=True):
+    for running, folder in zip(done, ("ü", "full", "mute", "closed", ""), strict=True):
         _, errors = running.communicate(timeout=120)
-        assert running.returncode == 0 and "Traceback" not in errors and "Error" not in errors, (folder, errors)
+        assert running.returncode == 5 * (folder in ("full", "mute")), (folder, errors)
+        assert "Traceback" not in errors and "Error" not in errors and ("output is full" in errors) == (folder == "full")
         if folder:
             assert {"metrics.csv", "summary.json", "accuracy.png"} <= {path.name for path in (work / folder).iterdir()}
 

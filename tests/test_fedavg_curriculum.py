@@ -903,8 +903,9 @@ def files(folder):
 
 
 def states(folder):
-    """The state in every arm's checkpoint."""
-    return {name: torch.load(path, weights_only=True)["content"]["state"] for name, path in files(folder).items()}
+    """The state in every arm's checkpoint, by method and trial."""
+    saved = [torch.load(path, weights_only=True) for path in files(folder).values()]
+    return {(each["fingerprint"]["method"], each["fingerprint"]["trial"]): each["content"]["state"] for each in saved}
 
 
 def same(a, b):

@@ -49,8 +49,8 @@ def of(rows, method):
 
 
 def state(folder, method):
-    path = folder / "checkpoints" / f"{method.replace(' ', '-')}-trial0.pt"
-    return torch.load(path, weights_only=True)["content"]["state"]
+    saved = [torch.load(path, weights_only=True)["content"] for path in (folder / "checkpoints").glob("*-trial0.pt")]
+    return next(each["state"] for each in saved if each["rows"][0]["method"] == method)
 
 
 def weights(folder, method):
@@ -971,9 +971,60 @@ def test_arms_that_do_not_read_a_flag_are_trained_once(tmp_path, tiny_data, quie
     flags = ["--dataset", str(tiny_data), "--delta", "0.01", "0.3", "--arm", "cl", "base", "random", "constant"]
     rows = launch(tmp_path, *flags, base=SMALL)
     assert len(rows) == 2 * 4 * 5
-    files = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    alone = {f"fedavg{arm}-trial0.pt" for arm in ("", "+random")}
-    assert files == alone | {f"delta={d}-fedavg+{arm}-trial0.pt" for d in (0.01, 0.3) for arm in ("cl", "constant")}
+    saved = [torch.load(path, weights_only=True)["fingerprint"] for path in (tmp_path / "checkpoints").iterdir()]
+    alone = [("fedavg", None), ("fedavg+random", None)]
+    twice = [(f"fedavg+{arm}", delta) for arm in ("cl", "constant") for delta in (0.01, 0.3)]
+    assert sorted(((each["method"], each.get("delta")) for each in saved), key=str) == sorted(alone + twice, key=str)
+
+
+OWN_RULES = {
+    "raises": lambda n: 1 / 0,
+    "nothing": lambda n: None,
+    "one twice": lambda n: ([0] * n, [1] * n, [1] * n, 0),
+    "unknown": lambda n: (np.arange(n) + 6, np.ones(n), np.ones(n), 0),
+    "negative": lambda n: (-1 - np.arange(n), np.ones(n), np.ones(n), 0),
+    "halves": lambda n: (np.arange(n) + 0.5, np.ones(n), np.ones(n), 0),
+    "too few": lambda n: (np.arange(n - 1), np.ones(n - 1), np.ones(n - 1), 0),
+    "weights": lambda n: (np.arange(n), np.ones(n + 1), np.ones(n), 0),
+    "nan": lambda n: (np.arange(n), np.full(n, np.nan), np.ones(n), 0),
+    "no weight": lambda n: (np.arange(n), np.zeros(n), np.ones(n), 0),
+    "probabilities": lambda n: (np.arange(n), np.ones(n), -np.ones(n), 0),
+    "scorers": lambda n: (np.arange(n), np.ones(n), np.ones(n), "x"),
+    "learns": lambda n: (list(range(n)), [1] * n, [1] * n, 0),  # a list will do; what it learns with raises
+}
+
+
+@pytest.mark.parametrize("name", OWN_RULES)
+def test_an_own_rule_that_is_wrong_is_one_line(tmp_path, tiny_data, name, monkeypatch, capsys):
+    def own(fl, state, t, n):
+        return OWN_RULES[name](n)
+
+    if name == "learns":
+        own.learn = lambda *_: 1 / 0
+    monkeypatch.setattr(rules, "own", own, raising=False)
+    flags = [*SMALL, "--dataset", str(tiny_data), "--arm", "base", "--select", "results.fedcl_fgn.rules:own"]
+    with pytest.raises(SystemExit) as stop:
+        fgn.main([*flags, "--out", str(tmp_path)])
+    *_, line = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    assert stop.value.code == 2 and "error: --select results.fedcl_fgn.rules:own: " in line
+
+
+def test_a_module_of_rules_that_raises_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken_rules.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        fgn.main(["--select", "broken_rules:own", "--out", str(tmp_path / "r")])
+    assert stop.value.code == 2 and "--select broken_rules:own: division by zero" in capsys.readouterr().err
+
+
+def test_each_of_as_many_clients_is_the_base_and_is_trained_once(tmp_path, tiny_data, quiet, capsys):
+    flags = ["--dataset", str(tiny_data), "--arm", "base", "cl", "longer", "--select", "uniform", "size"]
+    m = SMALL[SMALL.index("--clients-per-round") + 1]
+    rows = launch(tmp_path, *flags, "--each", "0", m, base=SMALL)
+    assert {row["method"] for row in rows} == {"fedavg", "fedavg size", "fedavg+cl", "fedavg+cl size", "fedavg+longer"}
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 5
+    again = launch(tmp_path, *flags[:-2], "size", "uniform", "--each", m, "0", "--resume", base=SMALL)
+    assert len(again) == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -989,7 +1040,10 @@ def test_arms_that_do_not_read_a_flag_are_trained_once(tmp_path, tiny_data, quie
     ],
 )
 def test_unread_flags(arm, spared):
-    assert fgn.unread(fgn.Config(arm=arm, detector="fgn")) == spared
+    spared |= {"select"} if arm == "longer" else set()
+    assert fgn.unread(fgn.Config(arm=arm, detector="fgn")) == spared | {"each"}
+    assert fgn.unread(fgn.Config(arm=arm, each=16)) == spared | {"each"}  # as many as it would take anyhow
+    assert fgn.unread(fgn.Config(arm=arm, each=8)) == spared | ({"each"} if arm not in ("base", "longer") else set())
 
 
 def test_names_tell_what_decides():
@@ -1026,12 +1080,12 @@ def test_killed_run_resumes_to_the_same_result(tmp_path, tiny_data, quiet, capsy
     flags += ["--detector", "fim", "--detect-samples", "3", "--server-ema", "0.5", "--budget", "60", "--fewest", "1"]
     command = [sys.executable, str(SCRIPT), *flags, "--out", str(tmp_path / "killed")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
-    path = tmp_path / "killed" / "checkpoints" / "fedyogi+cl-fim-ema=0.5-trial0.pt"
-    while process.poll() is None and not path.exists():
+    first = "killed/checkpoints/fedyogi+cl-fim-ema=0.5-*-trial0.pt"
+    while process.poll() is None and not list(tmp_path.glob(first)):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert path.exists()
+    assert list(tmp_path.glob(first))
     fgn.main([*flags, "--out", str(tmp_path / "killed"), "--resume"])
     fgn.main([*flags, "--out", str(tmp_path / "whole")])
     same_results(tmp_path / "killed", tmp_path / "whole", ["fedyogi+cl-fim ema=0.5", "fedyogi+random ema=0.5"])

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -945,8 +946,12 @@ def test_results_count_rounds_and_updates_to_fedavgs_final_accuracy():
 
 @pytest.mark.parametrize("flags, word", [
     ("--thresholds 0.2,0.6", "fall"), ("--thresholds 1.5", "--thresholds"), ("--thresholds a,b", "--thresholds"),
-    ("--thresholds 0.5,nan", "--thresholds"), ("--thresholds 0.5,0.5", "fall"), ("--epochs 3", "--epochs"),
-    ("--base fedadam", "--base"), ("--server-lr 1", "--server-lr"), ("--dataset shakespeare --model lstm", "images"),
+    ("--thresholds 0.5,nan", "--thresholds"), ("--thresholds 0.5,0.5", "fall"),
+    ("--epochs 3", "--epochs: has no meaning here: --local-steps sets the local work"),
+    ("--base fedavg fedadam", "--base: has no meaning here: --method sets the server's rule"),
+    ("--server-lr 1", "--server-lr: has no meaning here"), ("--dataset shakespeare --model lstm", "images"),
+    ("--data-share 0.1 1", "--data-share 0.1: 144 samples are fewer than --min-size 32 for each of --clients 20"),
+    (f"--model {Path(__file__)}:Flat", "fedcl's generator wants a net with features and a head"),
     ("--method fedsgd", "fedsgd"), ("--lam 0", "--lam"), ("--v 1.1", "--v"), ("--tau nan", "--tau"), ("--tau -0.5", "--tau"),
     ("--phase-quorum 0", "quorum"),
 ])  # fmt: skip
@@ -954,7 +959,29 @@ def test_wrong_flags_give_one_line_and_status_2(flags, word, capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:
         g.main([*flags.split(), "--out", str(tmp_path)])
     error = capsys.readouterr().err.strip()
-    assert stop.value.code == 2 and word in error and len(error.splitlines()) == 1
+    assert stop.value.code == 2 and word in error and len(error.splitlines()) == 1 and not any(tmp_path.iterdir())
+
+
+class Flat(nn.Sequential):
+    """Anyone's net: nothing in it is called features or head."""
+
+    def __init__(self, channels, side, classes):
+        super().__init__(nn.Flatten(), nn.Linear(channels * side * side, classes))
+
+
+def test_an_own_net_trains_where_no_generator_is_asked_for(tmp_path):
+    _, rows = trained(tmp_path, "feddistill", model=f"{Path(__file__)}:Flat", rounds=1)
+    assert rows[0]["accuracy"] > 0
+
+
+def test_the_partition_shown_is_that_of_the_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "save", lambda *_: None)
+    g.main(["--show-partition", "--threads", "1", "--data-share", "1", "0.6", "--out", str(tmp_path)])
+    table = pd.read_csv(tmp_path / "partition.csv")
+    assert table.groupby("setting").samples.sum().to_dict() == {"data_share=0.6": 862, "data_share=1.0": 1437}
+    fl, _ = g.begin(g.Config(method="fedcl", data_share=0.6), common.load_data("digits"), common.Streams(202207))
+    shown = table[table.setting == "data_share=0.6"].groupby("client").samples.sum()
+    assert shown.tolist() == fl.sizes.tolist()
 
 
 @pytest.mark.parametrize("name", g.PRESETS)
