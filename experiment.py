@@ -114,7 +114,7 @@ class Config:
     show_partition: bool = flag(False, "draw which client has how many samples of which class, and stop")
     profile: bool = flag(False, "print where the time of the rounds went (without --jobs, --stack-trials)")
     out: str = flag("", "folder of the results, overwritten (nothing: runs/<script>)")
-    resume: bool = flag(False, "continue the run in --out; --jobs and --trials may differ")
+    resume: bool = flag(False, "continue the run in --out; --jobs, --trials and sweeps may differ")
 
     def check(self) -> None:
         """Raises UsageError where flags contradict one another."""

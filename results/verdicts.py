@@ -449,12 +449,11 @@ def _():
 
 @claim("C11")
 def _():
-    cells = []
-    for name, run in {"CIFAR-10": "fedcl_fgn/cifar10", "digits": "fedcl_fgn/digits"}.items():
-        each = (f"FedCL - {arm} {both(run, '', 'fedavg+cl', f'fedavg+{arm}')}" for arm in ("constant", "shifted"))
-        cells.append(f"{name}: {', '.join(each)}")
-    smoothed = both("fedcl_fgn/window", "", "fedavg+cl", "fedavg+constant")
-    return "; ".join(cells) + f"; digits, FGN averaged over 4 rounds: FedCL - constant {smoothed}"
+    equal = {"CIFAR-10": "select-cifar10-others", "Fashion-MNIST": "select-fmnist-others", "digits": "select-digits"}
+    cells = [f"{name} {both(f'fedcl_fgn/{run}', '', 'fedavg+cl', 'fedavg+constant')}" for name, run in equal.items()]
+    late = {"CIFAR-10": "fedcl_fgn/cifar10", "digits": "fedcl_fgn/digits"}
+    shifted = [f"{name} {both(run, '', 'fedavg+cl', 'fedavg+shifted')}" for name, run in late.items()]
+    return f"FedCL - constant, 960 uploads each: {', '.join(cells)}; FedCL - shifted: {', '.join(shifted)}"
 
 
 # --------------------------------------------------------------------------------------------------------- D: FedAC
