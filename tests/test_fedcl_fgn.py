@@ -1258,16 +1258,17 @@ def test_noise_floor_by_hand():
 
 
 def test_compare_by_hand():
-    def arm(method, trial, accuracy, n):
+    def arm(method, trial, accuracy, n, V=(2.0,) * 6):
         rows = scripted(method, accuracy, [n] * len(accuracy), trial=trial)
-        return [row | {"received_mb": 1.0} for row in rows]
+        return [row | {"received_mb": 1.0, "V": v} for row, v in zip(rows, V, strict=False)]
 
     df = []
     for trial, shift in ((0, 0), (1, 2)):
         df += arm("a", trial, [1, 2, 3, 4, 50, 60 + shift], 2)  # 12 uploads: the last sixth is the last round
-        df += arm("b", trial, [5, math.nan, 41, 43], 3)[:4]
+        df += arm("b", trial, [5, math.nan, 41, 43], 3, V=(4.0, 1.0, 0.0, 16.0))  # in the third round all take part
     table = compare.compare(pd.DataFrame(df), "a")
     assert table.late.tolist() == [61, 43] and table.final.tolist() == [61, 43] and table.rounds.tolist() == [6, 4]
+    assert table.noise.tolist() == pytest.approx([1, (2 * 0.5 * 8) ** (1 / 3)])
     low, high = (18 + sign * 12.7062 * math.sqrt(2) / math.sqrt(2) for sign in (-1, 1))
     assert table.loc["b", ["ahead", "low", "high"]].tolist() == pytest.approx([18, low, high], rel=1e-3)
     assert math.isnan(table.loc["a", "ahead"]) and table.loc["a", "std"] == pytest.approx(math.sqrt(2))
