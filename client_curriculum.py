@@ -61,7 +61,7 @@ class Config(experiment.Config):
     client_b: float = flag(0.2, "fraction of the clients at first (1: all)", 0, 1)
     pacing_a: float = flag(0.8, "fraction of the local steps until all samples are in (0: at once)", 0, 1e6)
     pacing_b: float = flag(0.2, "fraction of the samples at the first step (1: all)", 0, 1)
-    lr_alpha: float = flag(0.0, "alpha of eta_i = eta (1 + alpha i)^-p over local steps (0: constant)", 0)
+    lr_alpha: float = flag(0.0, "alpha of eta_i = eta (1 + alpha i)^-p over steps (0: constant)", 0)
     lr_power: float = flag(0.75, "p of eta_i (0: constant)", 0)
     candidates: int = flag(8, "d of power-of-choice: so many compare their losses (never fewer than a round's)", 1, 10**6)
     temperature: float = flag(0.5, "T of hics, per unit of length of a client's update", above=0)

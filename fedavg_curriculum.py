@@ -57,14 +57,14 @@ class Config(experiment.Config):
         "MODULE:FUNCTION of your own, (logits, labels, losses) -> keys, small = easy",
         kind=lambda name: name if name in SCORES else own_score(name) and name,
     )
-    lg_pred: str = flag("disagree", "LG_pred: do the two models disagree, or how many err", choices=("disagree", "errors"))
+    lg_pred: str = flag("disagree", "LG_pred: do models disagree, or how many err", choices=("disagree", "errors"))
     pacing: str = flag("linear", "shape of g(t)", choices=PACINGS)
     pacing_a: float = flag(0.8, "fraction of the steps until all samples are in (0: at once)", 0, 1e6)
     pacing_b: float = flag(0.2, "fraction of the samples at the first step (1: all)", 0, 1)
-    pacing_scope: str = flag("round", "pace within each local round, or across all rounds", choices=("round", "global"))
-    refresh: str = flag("pass", "re-read the prefix when a pass over it ends, or at every step", choices=("pass", "step"))
+    pacing_scope: str = flag("round", "pace within a local round, or across all", choices=("round", "global"))
+    refresh: str = flag("pass", "re-read the prefix after a pass, or at every step", choices=("pass", "step"))
     fedlc: float = flag(0.0, "tau of FedLC's calibrated logits (0: plain cross-entropy)", 0)
-    lr_alpha: float = flag(0.0, "alpha of eta_i = eta (1 + alpha i)^-p over local steps (0: constant)", 0)
+    lr_alpha: float = flag(0.0, "alpha of eta_i = eta (1 + alpha i)^-p over steps (0: constant)", 0)
     lr_power: float = flag(0.75, "p of eta_i (0: constant)", 0)
     expert_epochs: int = flag(5, "central epochs of the expert that E scores with", 1, 1000)
 
