@@ -46,7 +46,9 @@ CURRICULA, CLIENTS, FGN, PHASES, ART = (
 )
 ORDERS = "--order curriculum anti random vanilla shuffled"
 PHASE_ARMS = "--method fedcl fedcl-fresh fedcl-nofreeze fedgen fedgen-e fedavg fedensemble"
-SELECTION = "--arm cl base longer constant --select uniform size --each 0 8 --trials 6"
+SELECT = "--arm base cl longer constant --budget 960 --rounds 120 --seed 20260"
+SIZE = "--arm base --select size --budget 960 --rounds 120 --seed 20260"
+LARGE = "--batch-size 16 --alpha 0.1 --trials 6 --eval-every 2"
 RUNS = [
     Work(CURRICULA + "small", "A6", f"{DIGITS} {ORDERS} --rounds 3 --trials 2", 0.02, "small"),
     Work(CLIENTS + "small", "A10", f"{DIGITS} --rounds 3 --trials 2", 0.02, "small"),
@@ -64,12 +66,12 @@ RUNS = [
     Work(CLIENTS + "cifar10-fig7", "A12", f"--preset fig7 {CIFAR} --rounds 50 --trials 3", 1),
     Work(CLIENTS + "cifar10-rivals", "A10", f"--preset rivals {CIFAR} --alpha 0.2 --rounds 50 --trials 3", 1),
     Work(PHASES + "mnist-200", "B1 B2 B3 B5", f"--preset table2-mnist --data-dir data {PHASE_ARMS} --trials 10", 4, "paper"),
-    Work(FGN + "digits-selection", "C11", f"{DIGITS} {SELECTION} --budget 960 --rounds 240 --alpha 0.1 1", 0.5),
-    Work(
-        FGN + "cifar10-selection",
-        "C1 C2 C11",
-        f"{CIFAR} {SELECTION} --budget 960 2200 --rounds 300 --batch-size 16 --alpha 0.1",
-        2,
+    Work(FGN + "select-digits", "C11", f"{SELECT} --select uniform size --each 0 8 --trials 10 --alpha 0.1", 0.2),
+    Work(FGN + "select-digits-alpha1", "C11", f"{SELECT} --select uniform size --each 0 8 --trials 10 --alpha 1", 0.2),
+    *(
+        Work(f"{FGN}select-{name}{part}", "C11", f"--dataset {data} {LARGE} {arms}", hours)
+        for name, data, scale in (("cifar10", "data/cifar10.npz", 2), ("fmnist", "fmnist --data-dir data", 1))
+        for part, arms, hours in (("", SIZE, 0.1 * scale), ("-others", SELECT, 0.4 * scale))
     ),
     Work(FGN + "cifar10-bases", "C1 C2 C3", f"{CIFAR} --base fedavg fedprox fednova --alpha 0.1 0.2 0.3 --batch-size 16", 2),
     Work(ART + "cifar10-table2", "D1 D2 D3 D5", f"--preset table3 {CIFAR} --rounds 30 --epochs 5 --alpha 0.5 --trials 3", 2),
