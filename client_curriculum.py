@@ -15,9 +15,9 @@ What differs from the paper, and why:
   and the exponential collapses to N. Clients and samples are sorted by loss, the printed score 1/loss from the other end.
 - Every step trains B samples: where a pass over the admitted samples ends inside a batch, the next pass fills it up.
 
-Rivals that choose clients at equal uploads, none of them the paper's: `power-of-choice` (Cho et al., 2020), `entropy` of the
+Rivals that choose clients at equal uploads, none of them the paper's: `power-of-choice` (Cho et al., 2022), `entropy` of the
 client's labels, most balanced first (an oracle), `hics`, the same estimated from the client's first update (Chen and Vikalo,
-2023, without their clusters), and `coverage`, least trained first. All but the first are paced by the same pool.
+2024, without their clusters), and `coverage`, least trained first. All but the first are paced by the same pool.
 """
 
 from dataclasses import dataclass

@@ -771,7 +771,7 @@ ROWS = ("correction", "weights", "seeds")  # options of `train` with an entry fo
 def train_together(calls: Sequence[tuple]) -> list[Update]:
     """`train` of each call (model, start, data, batches, options), models alike: as one stack those that may be.
 
-    They read the same arrays and have the same numbers for options, but for ROWS; one's schedule of lr may be longer.
+    Calls on the same arrays with equal numbers for options become one stack; ROWS may differ, a schedule of lr be longer.
     """
     stacks, updates = [], {}
     for k in sorted(range(len(calls)), key=lambda k: -np.size(calls[k][4]["lr"])):
@@ -1165,7 +1165,7 @@ class Federation:
     `shards` are the clients' samples, index arrays into the training set, `sizes` (M,) their numbers, `moved` how many samples
     the partition had to move so that every client holds --min-size. `base` replaces what --base names. Raises UsageError.
 
-    --hold-out takes that share of each client's samples away, `held` in all: `data` then has them for its test set.
+    --hold-out keeps that share of each client's samples from training, `held` in all, and puts them in the test set's place.
     """
 
     def __init__(self, config, data: Data, streams: Streams, base: type | None = None, projection: bool = False):

@@ -132,8 +132,8 @@ class Config:
             raise UsageError("--track tensorboard: there is no tensorboard here; pip install tensorboard")
         if self.until_halfwidth and self.most_trials < self.trials:
             raise UsageError(f"--most-trials {self.most_trials}: fewer than --trials {self.trials}")
-        if self.profile and self.jobs > 1:
-            raise UsageError(f"--profile: sees this process alone; leave --jobs {self.jobs} at 1")
+        if self.profile and (self.jobs > 1 or self.stack_trials):
+            raise UsageError("--profile: sees this process and thread alone; leave out --jobs and --stack-trials")
         if (self.jobs > 1 or self.stack_trials) and place()[1] > 1:
             raise UsageError("--jobs, --stack-trials: under torchrun the ranks share each run, one after another")
 
@@ -247,13 +247,13 @@ def convert(meta: dict, text: str):
 def candidates(config, swept=()) -> tuple[str, list]:
     """The flag of --tune, and a config with each of its values for a short run. ("", []) without --tune; raises UsageError."""
     word, _, values = config.tune.partition("=")
-    name, short = word.replace("-", "_"), {"rounds": config.tune_rounds, "eval_every": config.tune_rounds, "hold_out": 0.2}
+    name, rounds = word.replace("-", "_"), min(config.tune_rounds, config.rounds)
+    short = {"rounds": rounds, "eval_every": rounds, "hold_out": 0.2, "tune": "", "resume": False, "track": "none"}
     f = config.__dataclass_fields__.get(name)
     meta = f and (f.metadata or Config.__dataclass_fields__[name].metadata)
     try:
         if config.tune and (not meta or meta["kind"] not in (int, float) or name in (*UNTUNED, *swept)):
-            raise UsageError("wanted FLAG=VALUE,VALUE,.. of a number, not swept, that decides on no samples, clients or rounds")
-        short |= {"tune": "", "resume": False, "track": "none"}
+            raise UsageError(f"wanted FLAG=VALUE,VALUE,.. of a number that is not swept and none of {', '.join(UNTUNED)}")
         return name, [dataclasses.replace(config, **short, **{name: convert(meta, v)}) for v in values.split(",") if name]
     except (argparse.ArgumentTypeError, UsageError) as error:
         raise UsageError(f"--tune {config.tune[:200]}: {error}") from None

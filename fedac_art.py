@@ -71,6 +71,8 @@ class Config(experiment.Config):
         super().check()
         if self.w_large == 0 and (self.w_small == 0 or self.ramp):
             raise UsageError("--w-large 0: must be above 0 where --w-small is 0, or --ramp moves w_small to it")
+        if self.flip and (self.hold_out or self.tune):
+            raise UsageError("--flip: what --hold-out and --tune hold out keeps its true labels; leave one of them out")
         if -1 < self.rho < 0:
             raise UsageError(f"--rho {self.rho}: wanted a number from 0 to 1, or -1 for the default")
         if self.model == "lstm" or self.dataset == "shakespeare":
@@ -150,7 +152,7 @@ def features(config: Config, fl: common.Federation, data: common.Data) -> np.nda
 
 
 def warm_up(config: Config, fl: common.Federation, data: common.Data) -> tuple[common.Model, Tensor]:
-    """The encoder and its theta (P,): rounds of FedAvg with every client, from the initial weights. The same for all bases."""
+    """The encoder and its theta (P,): rounds of FedAvg with every client, from the initial weights. No base corrects them."""
     warm, make = common.Federation(config, data, fl.streams, base=common.FedAvg), common.epochs_of_batches
     warm.data, state = fl.data, warm.start()
     for t in range(config.warmup):

@@ -210,6 +210,7 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
 
     def __init__(self, labels, keys=None, round: int = 0, client: int = 0, order: str = "curriculum", **flags):
         config, own, y = Config(order=order, **flags), np.arange(len(labels)), np.asarray(labels)
+        keys = None if keys is None else np.asarray(keys)
         self.batches, self.weights = schedule(config, own, keys, y, common.Streams(config.seed), round, client)
 
     def __len__(self):
@@ -223,7 +224,10 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
 
 
 def federate(config: Config, data: common.Data, run: experiment.Run, observer=None) -> None:
-    """Algorithm 1 for one order. observer(run, fl)(state, t, clients, keys, schedules) -> further columns of a round."""
+    """Algorithm 1 for one order.
+
+    observer(run, fl)(state, t, clients, keys, schedules) -> further columns of a round, as results/explain.py adds them.
+    """
     fl = common.Federation(config, data, run.streams)
     longest = config.epochs * -(-int(fl.sizes.max()) // config.batch_size)
     eta = config.lr * (1 + config.lr_alpha * np.arange(longest)) ** -config.lr_power  # reset in every round
@@ -270,10 +274,10 @@ def fedlc(config, fl: common.Federation, labels: list[np.ndarray]) -> dict:
 
 def unread(config) -> tuple[str, ...]:
     """The flags that this order does not read: it is trained once in their sweep."""
-    if config.order not in UNSCORED:
-        return ()
-    unpaced = ("pacing", "pacing_a", "pacing_b", "pacing_scope") if config.order in ("vanilla", "random-step") else ()
-    return ("score", "lg_pred", "expert_epochs", *unpaced)
+    flags = ("score", "lg_pred", "expert_epochs") if config.order in UNSCORED else ()
+    flags += ("pacing", "pacing_a", "pacing_b", "pacing_scope") if config.order in ("vanilla", "random-step") else ()
+    flags += ("pacing",) if config.order.endswith("threshold") else ()
+    return flags + (("refresh",) if config.order == "random-step" else ())
 
 
 def report(df, runs, folder) -> None:

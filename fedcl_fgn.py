@@ -50,10 +50,12 @@ def uniform(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
 
 
 def by_size(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
-    """Systematic sampling with inclusion probabilities pi_k = n p_k: clients lie on a line in random order, each as long as its
-    pi_k, and n points at distance 1 pick those they fall upon. As sum_{k in S} w_k theta_k has mean sum_k pi_k w_k theta_k,
-    w_k = p_k / pi_k = 1/n is unbiased, and the weights' sum is never random. One number moves the points of every n: 8 clients
-    are among the 16 of the same round (unless some pi_k is 1)."""
+    """Systematic sampling with inclusion probabilities pi_k = n p_k.
+
+    Clients lie on a line in random order, each as long as its pi_k; n points at distance 1 pick those they fall upon. The mean
+    of sum_{k in S} w_k theta_k is sum_k pi_k w_k theta_k, so w_k = p_k / pi_k = 1/n is unbiased; these weights sum to 1 in
+    every draw. One random number moves the points of every n: 8 clients are among the 16 of the round (unless some pi_k is 1).
+    """
     rng, pi = fl.streams("select by size", t), inclusion(fl.sizes, n)
     order = rng.permutation(len(pi))
     points = n * rng.random() % 1 + np.arange(n)
@@ -89,9 +91,9 @@ def chosen(select: str, *now) -> tuple:
         clients, weights, pi = np.array(clients), np.array(weights, dtype=float), np.array(pi, dtype=float)
         if clients.shape != (n,) or clients.dtype.kind != "i" or len(np.intersect1d(clients, range(M))) < n:
             raise ValueError(f"wanted {n} different clients from 0 to {M - 1}")
-        for values in (weights, pi):
-            if values.shape != (n,) or not np.isfinite(values).all() or values.min() < 0 or values.sum() == 0:
-                raise ValueError(f"wanted {n} weights and {n} probabilities, finite and >= 0, not all 0")
+        for values, most in ((weights, math.inf), (pi, 1 + 1e-9)):
+            if values.shape != (n,) or not (np.isfinite(values) & (values >= 0) & (values <= most)).all() or not values.any():
+                raise ValueError(f"wanted {n} weights >= 0 and {n} probabilities from 0 to 1, finite, not all 0")
         return clients, weights, pi, int(scorers)
 
 
@@ -100,6 +102,8 @@ def guarded(select: str):
     """What somebody's own rule raises is one line."""
     try:
         yield
+    except (UsageError, common.NonFiniteError):
+        raise
     except Exception as error:
         raise UsageError(f"--select {select}: {type(error).__name__}: {error}") from error
 
@@ -322,8 +326,9 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         planned = replayed_sizes(config, run.other(arm="cl").load()["rows"])
     if config.arm == "cl" and run.trial == 0 and 2 * m >= M:
         print(f"warning: one doubling of {m} clients reaches all {M}; critical periods have no room to show", file=sys.stderr)
-    ratio = float(M * np.sum(fl.sizes**2) / fl.sizes.sum() ** 2)  # 1 + CV^2(N): by so much uniform draws are noisier ..
-    larger = inclusion(fl.sizes, config.each or m) @ fl.sizes / (config.each or m) / fl.sizes.mean()  # .. and clients smaller
+    ratio = float(M * np.sum(fl.sizes**2) / fl.sizes.sum() ** 2)  # 1 + CV^2(N): by so much uniform draws are noisier
+    drawn_by_size = inclusion(fl.sizes, config.each or m) @ fl.sizes / (config.each or m)  # their mean number of samples
+    larger = drawn_by_size / fl.sizes.mean()
     passes = config.epochs * (larger if config.arm == "longer" else 1)
     select = "uniform" if config.arm == "longer" else config.select
 
@@ -338,7 +343,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         batches = [schedule(fl.shards[k], passes, config.batch_size, streams("batches", t, k)) for k in clients]
         kept, update = fl.train(state, t, clients, batches, lr=eta)
         weights, pi = (values[np.isin(clients, kept)] for values in (weights, pi))
-        w = weights / weights.sum()  # N_k / sum of the selected's (Eq. 1)
+        w = weights / weights.sum()  # of uniform draws N_k / sum of the selected's (Eq. 1)
         seen = signals(config, fl, theta, t, kept, w, pi, update, eta) | noise(theta, update.weights, w, pi)
         if hasattr(rule(select), "learn"):
             with guarded(select):
@@ -388,8 +393,8 @@ def selection(df: pd.DataFrame) -> pd.DataFrame:
     trial, and the last accuracy tested within the uploads of the trial's thriftiest arm."""
     lines = []
     for (setting, _), arms in df.groupby(["setting", "trial"], sort=False):
-        base = arms[~arms.method.str.contains("+", regex=False)]  # plain, where draws are compared
-        goal = base[base.method == min(base.method, key=len)].accuracy.dropna().iloc[-1] if len(base) else np.nan
+        base = arms[~arms.method.str.contains("[+ ]")]  # the plain one
+        goal = base.accuracy.dropna().iloc[-1] if len(base) else np.nan
         budget = arms.groupby("method").uploads.max().min()
         for method, own in arms.groupby("method", sort=False):
             third, error = max(1, len(own) // 3), (100 * own.fgn_se / own.fgn).replace(np.inf, np.nan).mean()
@@ -461,7 +466,7 @@ PRESETS = {
     "fig48": f"{ALEXNET} {PAIR} --arm cl base random --p-halve {P}  # A.4: random halving",
     "fig50": f"{RESNET} {BOTH}  # FedAvg with ResNet-18 (50, 51)",
     "fig52": f"{RESNET} {BOTH} {EARLY} fedadagrad fedyogi fedadam  # the other bases with ResNet-18 (52-59)",
-    "controls": f"{ALEXNET} {ALPHAS} --arm {' '.join(ARMS)}  # ours: FedCL against its uploads spent evenly, and late",
+    "controls": f"{ALEXNET} {ALPHAS} --arm {' '.join(ARMS)}  # ours: every arm, among them FedCL's uploads spent otherwise",
     "selection": "--arm base cl longer constant --select size uniform --each 0 8 --budget 960 --rounds 120 --trials 10  # ours",
     "detectors": f"{ALEXNET} --detector fgn fim --detect-samples 32 --window 1 3 5 10  # ours: FGN, FedFIM and windows",
     "decay": f"{ALEXNET} --lr-decay 0.9 0.95 0.99 1.0  # ours: decay of the learning rate",

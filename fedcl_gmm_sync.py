@@ -159,8 +159,6 @@ class Config(experiment.Config):
             raise common.UsageError(f"--thresholds {self.thresholds}: must fall from phase to phase within (0, 1)")
         if -1 < self.tau < 0:
             raise common.UsageError(f"--tau {self.tau}: wanted a loss, 0 or -1")
-        if self.dataset == "shakespeare":
-            raise common.UsageError("--dataset shakespeare: this script reads images")
 
     def federation(self, data: common.Data, streams: common.Streams) -> common.Federation:
         return begin(self, data, streams)[0]
@@ -402,6 +400,8 @@ def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[c
     """
     base, factor, fixed = ARMS[config.method]
     config = dataclasses.replace(config, lr=config.lr * factor, **fixed)
+    if data.mean is None:
+        raise common.UsageError(f"--dataset {config.dataset}: this script reads images")
     n, share = len(data.y_train), config.data_share or (1.0 if config.dataset == "digits" else 0.5)
     kept = np.sort(streams("share").permutation(n)[: round(share * n)])
     if len(kept) < config.clients * config.min_size:

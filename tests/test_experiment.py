@@ -613,7 +613,7 @@ def test_an_interrupted_wider_sweep_has_one_name_for_a_setting(work, capsys):
 
 def test_flags_that_do_not_go_together(work, capsys):
     before = files(work)
-    assert "--jobs 2" in refused(capsys, "--profile", "--jobs=2")
+    assert "leave out --jobs" in refused(capsys, "--profile", "--jobs=2") == refused(capsys, "--profile", "--stack-trials")
     assert "--most-trials 2: fewer than --trials 3" in refused(capsys, "--until-halfwidth=1", "--trials=3", "--most-trials=2")
     assert "--until-halfwidth: a single method" in refused(capsys, "--until-halfwidth=1", "--arm=a")
     assert files(work) == before
@@ -744,6 +744,8 @@ def test_differences_of_all_pairs_and_holms_correction():
     from scipy.stats import ttest_rel
 
     values = np.array([[3.0, 5.0, 4.5, 6.0], [2.0, 4.5, 4.0, 4.0], [2.5, 4.9, 4.4, 5.2]])
+    [two, _] = experiment.differences(experiment.per_trial(trials_of(*values[:2, :2]))).p
+    assert two == pytest.approx(ttest_rel(*values[:2, :2]).pvalue)
     table = experiment.differences(experiment.per_trial(trials_of(*values)))
     last = table[table.measure == "last10"]
     assert list(zip(last.a, last.b, strict=True)) == [("a", "b"), ("a", "c"), ("b", "c")]
@@ -927,7 +929,7 @@ def test_tune_takes_what_is_best_on_held_out_samples_and_trains_with_it(name, ba
 
 
 def test_an_arm_that_replays_another_one_is_tuned_too(bare):
-    rows = command("fedcl_fgn", "--arm", "constant", "cl", "--rounds=6", "--tune=lr=.001,.2", "--tune-rounds=4", "--out=r")
+    rows = command("fedcl_fgn", "--arm", "constant", "cl", "--rounds=6", "--tune=lr=.001,.2", "--tune-rounds=9", "--out=r")
     runs = of_run(rows)
     uploads = [int(own[-1]["uploads"]) for own in runs.values()]
     assert len(runs) == 2 and uploads[0] == uploads[1] and {row["tuned"] for row in rows} <= {"0.001", "0.2"}

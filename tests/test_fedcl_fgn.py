@@ -742,6 +742,8 @@ def test_rules_of_other_papers_train(tmp_path, tiny_data, name, monkeypatch, cap
     beyond = [float(row["received_mb"]) * 1e6 / 8 - 2 * (t + 1) * P for t, row in enumerate(rows)]  # scoring downloads
     wanted = {"power_of_choice": [2, 4, 6, 8, 10], "fedcor": [4, 8, 12, 16, 16], "hics": [0] * 5, "oort": [0] * 5}
     np.testing.assert_allclose(np.array(beyond) / P, wanted[name], rtol=1e-4, atol=1e-4)
+    answers = [float(row["sent_mb"]) * 1e6 / 8 - 2 * (t + 1) * P for t, row in enumerate(rows)]  # a loss from each that scored
+    np.testing.assert_allclose(answers, wanted[name], atol=0.3)
     assert [row["clients"] for row in rows] == ["2"] * 5
     memory = state(tmp_path, f"fedavg {name}").get("seen", {})
     assert sum(own["times"] for own in memory.values()) == (0 if name == "power_of_choice" else 10)
@@ -989,6 +991,7 @@ OWN_RULES = {
     "nan": lambda n: (np.arange(n), np.full(n, np.nan), np.ones(n), 0),
     "no weight": lambda n: (np.arange(n), np.zeros(n), np.ones(n), 0),
     "probabilities": lambda n: (np.arange(n), np.ones(n), -np.ones(n), 0),
+    "too probable": lambda n: (np.arange(n), np.ones(n), np.full(n, 1.1), 0),
     "scorers": lambda n: (np.arange(n), np.ones(n), np.ones(n), "x"),
     "learns": lambda n: (list(range(n)), [1] * n, [1] * n, 0),  # a list will do; what it learns with raises
 }

@@ -4,6 +4,7 @@ Arms that spent the same uploads, from the metrics.csv of one run or of several 
 accuracy over the last sixth of the uploads (the last ten rounds where 60 rounds spend them: arms differ in their number of
 rounds), the final one, and the first arm's differences from the others, paired by trial, with 95 % Student intervals. `noise`
 is V, the variance of the aggregate over the draw of clients, over that of the first arm: geometric mean over trials and rounds.
+compare.csv and compare.png, accuracy over uploads, go into the first folder.
 """
 
 import argparse
@@ -55,14 +56,29 @@ def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
     return table
 
 
+def draw(df: pd.DataFrame, path: Path) -> None:
+    """Accuracy over uploads: mean and standard deviation over trials, each curve straight between its tests."""
+    import seaborn as sns
+
+    parts, uploads = [], np.linspace(0, df.uploads.max(), 61)[1:]
+    for (method, trial), own in df.dropna(subset="accuracy").groupby(["method", "trial"], sort=False):
+        shown = uploads[uploads >= own.uploads.iloc[0]]
+        accuracy = np.interp(shown, own.uploads, own.accuracy)
+        parts.append(pd.DataFrame({"method": method, "trial": trial, "uploads": shown, "accuracy": accuracy}))
+    how = {"x": "uploads", "y": "accuracy", "hue": "method", "kind": "line", "errorbar": "sd", "height": 3.8, "aspect": 1.3}
+    experiment.save(sns.relplot(pd.concat(parts), **how).set_ylabels("test accuracy (%)"), path)
+
+
 def main(argv=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--first", default="fedavg size")
     given = parser.parse_args(argv)
-    table = compare(rows(given.runs), given.first)
+    df = rows(given.runs)
+    table = compare(df, given.first)
     print(table.to_string(float_format="%.2f"))
     table.to_csv(given.runs[0] / "compare.csv", float_format="%.4f")
+    draw(df, given.runs[0] / "compare.png")
 
 
 if __name__ == "__main__":
