@@ -995,3 +995,10 @@ def test_names_of_the_arms():
     )
     assert names["curriculum", "curriculum"] == "client+data" and names["anti", "curriculum"] == "client-anti+data"
     assert names["curriculum", "vanilla"] == "client" and set(SIGN) == {"curriculum", "anti"}
+
+
+def test_ties_stay_in_the_order_of_the_permutation():
+    keys = np.arange(300) % 3 * 1.0
+    shuffled = np.random.default_rng(1).permutation(300)
+    wanted = [i for key in range(3) for i in shuffled if keys[i] == key]
+    assert script.sort(np.arange(300), keys, np.random.default_rng(1)).tolist() == wanted

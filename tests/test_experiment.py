@@ -1257,3 +1257,13 @@ def test_a_disk_that_is_really_full(work):
 
 if __name__ == "__main__":
     main()
+
+
+def test_the_curve_over_megabytes_counts_both_ways(work, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(experiment, "curves", lambda df, path, **how: drawn.update({path.name: (df, how)}))
+    rows = command("fedavg_curriculum", "--base=scaffold", "--rounds=3", "--out=r")
+    df, how = drawn["megabytes.png"]
+    assert how == {"x": "megabytes"} and len(df) == len(rows) == 6
+    for seen, row in zip(df.megabytes, rows, strict=True):
+        assert seen == float(row["received_mb"]) + float(row["sent_mb"]) > 0
