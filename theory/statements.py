@@ -59,7 +59,7 @@ def network(theta, X, width=8):
     return hidden @ v + theta[-1], np.concatenate([to_W.reshape(len(X), -1), hidden, x[:, -1:]], 1)
 
 
-def hessians(theta, X, width=8):
+def hessians(theta, X, width):
     """hess f_i: (n, p, p), exact: the imaginary part of grad f after an imaginary step so small that its square is nothing."""
     return np.stack([network(theta + 1e-30j * e, X, width)[1].imag / 1e-30 for e in np.eye(len(theta))], 2)
 
@@ -334,7 +334,7 @@ def check_theorem1():
     yield row("Theorem 1 by its proof; closed form", "violated", proof, None, closed, note)
 
 
-def extremal(kappa=10, a=1 / 12, N=10, B=1e-5):
+def extremal(kappa, a, N, B=1e-5):
     """Where the sharp floor is attained as aN -> 0: one client of L/mu + 1 is pushed to the steep side of the kink. [5]
 
     Bias in the first local step only, mean ||b_k||^2 = B; started at the predicted floor, long enough to forget it.
