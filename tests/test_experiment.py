@@ -907,7 +907,7 @@ TUNED = {
     "client_curriculum": (["--client-order=curriculum"], "pacing-b", ["0.1", "1.0"], ""),
     "fedcl_fgn": (["--base=fedprox"], "mu", ["0.0", "5.0"], ""),
     "fedcl_gmm_sync": (["--method", "fedcl", "fedavg"], "lam", ["0.1", "9.0"], "fedavg"),
-    "fedac_art": (["--arm", "fedac", "base", "--flip=.2"], "w-small", ["0.0", "3.0"], "base"),
+    "fedac_art": (["--arm", "fedac", "base"], "w-small", ["0.0", "3.0"], "base"),
 }
 
 

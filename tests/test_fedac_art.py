@@ -911,6 +911,8 @@ def test_jobs_change_no_bit(tmp_path, default_run, quick):
         ["--w-small", "-1"],
         ["--rho", "1.5"],
         ["--rho", "-0.5"],
+        ["--flip", "0.2", "--hold-out", "0.2"],
+        ["--flip", "0.2", "--tune", "lr=.1,.2"],
         ["--ramp", "0.5", "--w-small", "1", "--w-large", "0"],
         ["--art-alpha", "0"],
         ["--art-beta", "1.1"],
