@@ -277,7 +277,8 @@ def watched():
         return conduct(study, configs, runs, *rest)
 
     def run(script, line):
-        seen.update(steps=0, runs=[], line=" ".join(line))
+        presets = [script.PRESETS[word] for word in line if word in script.PRESETS]
+        seen.update(steps=0, runs=[], line=" ".join([*line, *presets]))
         try:
             status, output, errors = run_line(script, line)
             return status, fault_of(status, output, errors, seen)
