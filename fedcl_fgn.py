@@ -381,7 +381,7 @@ def schedule(shard: np.ndarray, passes: float, batch_size: int, rng) -> np.ndarr
 
 def reach(own: pd.DataFrame, goal: float) -> dict[str, float]:
     """Rounds, uploads and clients a round until one run's tested accuracy is `goal` (nan: never), and whether it ever is."""
-    hit = own[own.accuracy >= goal].head(1)
+    hit = own[own.accuracy >= goal]
     rounds, uploads = (float(hit[column].iloc[0]) if len(hit) else np.nan for column in ("round", "uploads"))
     reached = np.nan if np.isnan(goal) else float(len(hit) > 0)
     return {"rounds_to": rounds, "uploads_to": uploads, "clients_to": uploads / rounds, "reached": reached}

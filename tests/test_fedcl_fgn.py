@@ -1176,7 +1176,8 @@ def test_a_run_leaves_its_tables_and_figures(tmp_path, tiny_data, capsys):
     assert {"accuracy.png", "fgn.png", "selection.csv", "targets.csv", "metrics.csv", "summary.json"} <= names
     table = pd.read_csv(tmp_path / "selection.csv")
     assert table.method.tolist() == ["fedavg+cl", "fedavg+cl-fim", "fedavg"]
-    assert "fedavg+cl-fim" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "fedavg+cl-fim" in said and "first, last third; critical rounds;" in said and "trials that reach it;" in said
 
 
 # --------------------------------------------------------------------------------- the bench of detectors, and comparisons

@@ -480,10 +480,22 @@ def test_one_sharp_step_with_weights_on_random_states(M):
         weight = statements.sharp_weight(x.f, x.a, p, w * (1 + e), n * x.a**2 * M)
         bound = p * (1 - x.a * k * x.f.mu * x.f.L) * x.E + weight * x.V
         bound += w * (1 + 1 / e) * x.a**2 * x.mean_B + n * x.a**2 * (2 * M * x.mean_B + x.s**2)
+        assert bound == pytest.approx(statements.sharp_step(x, p, w, e), rel=1e-12)
         slack = 1e-12 * (p * x.E + w * x.V)  # 1 - lambda and weight may both be 0, up to rounding
         assert bound * ABOVE + slack + statements.ZERO >= p * x.next_E + w * x.next_V
         tried += 1
     assert tried > 100
+
+
+@pytest.mark.parametrize("M", [0.0, 3.0])
+def test_one_sharp_step_from_the_optimum_is_noise_alone(M):
+    """All clients at theta*: the step is exact without M, and with it counts the biases' noise twice, as [4] does."""
+    b = np.array([[0.3, -0.1], [-0.3, 0.1], [0.0, 0.0]])
+    x, p, w = State(kinked(0.2, 1.0), np.zeros((3, 2)), b, 0.04, 0.11, M, 0.7), 1.3, 0.4
+    n, mean_B = p / 3 + w * 2 / 3, 0.2 / 3
+    assert p * x.next_E + w * x.next_V == pytest.approx(0.0016 * (w * mean_B + n * (M * mean_B + 0.49)))
+    assert statements.sharp_step(x, p, w, 1e12) == pytest.approx(0.0016 * (w * mean_B + n * (2 * M * mean_B + 0.49)))
+    assert statements.sharp_step(State(x.f, x.theta, b, 1.7, 0.11), p, w, 1) is None
 
 
 def test_the_sharp_weight_is_the_maximum_over_the_cone(rng):
