@@ -551,7 +551,7 @@ SIDE = {"alexnet": 32, "vgg11": 32, "resnet9": 32, "resnet18": 32}  # smaller im
 class Model:
     """A net whose weights live outside it, as a flat vector theta (P,) or a stack (K, P), one row per client.
 
-    The first `trainable` entries are parameters, the rest BatchNorm statistics: averaged, never optimised.
+    The first `trainable` entries are learnt. The rest, BatchNorm statistics and what a net has frozen, is averaged only.
     """
 
     def __init__(self, build: Callable[[], nn.Module], device: str = "cpu", dtype: torch.dtype = torch.float32):
@@ -563,8 +563,9 @@ class Model:
         self.skeleton = net.to("meta")
         self.plain = getattr(self.skeleton, "plain", False)
         self.batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.skeleton.modules())
-        self.parameters = dict(self.skeleton.named_parameters())
-        self.tensors = self.parameters | {n: b for n, b in self.skeleton.named_buffers() if b.is_floating_point()}
+        parameters, buffers = dict(self.skeleton.named_parameters()), self.skeleton.named_buffers()
+        self.parameters = {n: p for n, p in parameters.items() if p.requires_grad}
+        self.tensors = self.parameters | parameters | {n: b for n, b in buffers if b.is_floating_point()}
         self.sizes = [tensor.numel() for tensor in self.tensors.values()]
         self.size, self.trainable = sum(self.sizes), sum(p.numel() for p in self.parameters.values())
 

@@ -518,6 +518,29 @@ def test_own_nets_train_as_the_loop_of_the_docstring(text, tmp_path):
     assert common.build_model(name, data, norm="group").size == model.size - 2 * sum(norms)
 
 
+def test_what_an_own_net_has_frozen_stays(tmp_path):
+    """A frozen layer before a trained one, by torch's own SGD over what wants a gradient."""
+    text = FLAT.replace("nn.Flatten(), nn.Linear(channels * side * side, classes))", "nn.Flatten(), nn.Linear(256, 5),")
+    text += "            nn.Tanh(), nn.Linear(5, classes))\n        self[1].requires_grad_(False)\n"
+    data, (name, build) = made_up(16), own(tmp_path, text)
+    model, net = common.build_model(name, data, dtype=DOUBLE), build(1, 16, 4).double()
+    start = model.init(0)
+    assert model.trainable == 5 * 4 + 4 and model.size == model.trainable + 257 * 5
+    tensors = [net[3].weight, net[3].bias, net[1].weight, net[1].bias]
+    for tensor, values in zip(tensors, start.split([t.numel() for t in tensors]), strict=True):
+        tensor.data.copy_(values.view(tensor.shape))
+    batches = np.arange(12).reshape(4, 3)
+    sgd = torch.optim.SGD(tensors[:2], lr=0.1, momentum=0.5, weight_decay=0.1)
+    for batch in batches:
+        sgd.zero_grad()
+        F.cross_entropy(net(normalised(data, data.x_train)[batch]), data.y_train[batch]).backward()
+        sgd.step()
+    update = common.train(model, start, data, [batches], lr=0.1, momentum=0.5, weight_decay=0.1)
+    expected = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    assert torch.allclose(update.weights[0], expected, rtol=0, atol=1e-12) and not torch.equal(expected, start)
+    assert torch.equal(update.weights[0, model.trainable :], start[model.trainable :])
+
+
 @pytest.mark.parametrize("name", common.BASES)
 def test_every_base_trains_as_the_loop_of_the_docstring(name):
     """Three rounds of three of five clients: each base's correction, proximal and contrastive term as its `client` gives it."""
