@@ -496,9 +496,9 @@ def alexnet(channels, side, classes, width):
 
 
 def vgg11(channels, side, classes, width):
-    """VGG-11 with 512-512-classes and dropout .2 after each hidden layer. 9,750,922 parameters."""
+    """VGG-11 with 512-512-classes, dropout .2 before and after these hidden layers. 9,750,922 parameters."""
     convs = convolutions(channels, (-64, -128, 256, -256, 512, -512, 512, -512))
-    hidden = [layer for _ in range(2) for layer in (Linear(512, 512), ReLU(), nn.Dropout(0.2))]
+    hidden = [nn.Dropout(0.2), Linear(512, 512), ReLU(), Linear(512, 512), ReLU(), nn.Dropout(0.2)]
     return Net([*convs, *hidden], Linear(512, classes))
 
 
@@ -536,11 +536,11 @@ class CharLSTM(nn.Module):
     def __init__(self, channels, side, classes, width):
         super().__init__()
         self.embedding = nn.Embedding(classes, 256)
-        self.lstm = nn.LSTM(256, width or 512, num_layers=2, batch_first=True, dropout=0.05)
-        self.out = nn.Linear(width or 512, classes)
+        self.lstm = nn.LSTM(256, width or 512, num_layers=2, batch_first=True)
+        self.drop, self.out = nn.Dropout(0.05), nn.Linear(width or 512, classes)
 
     def forward(self, x):
-        return self.out(self.lstm(self.embedding(x))[0][:, -1])
+        return self.out(self.drop(self.lstm(self.embedding(x))[0][:, -1]))
 
 
 NETS = {"lenet5": lenet5, "simplecnn": lenet5, "alexnet": alexnet, "vgg11": vgg11, "resnet9": resnet9, "resnet18": resnet18}

@@ -83,7 +83,7 @@ def vgg(c, classes):
     for size in (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"):
         layers += [nn.MaxPool2d(2)] if size == "M" else [nn.Conv2d(c, size, 3, padding=1), nn.ReLU()]
         c = c if size == "M" else size
-    layers += [nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Dropout(0.2), nn.Linear(512, 512), nn.ReLU(), nn.Dropout(0.2)]
+    layers += [nn.Dropout(0.2), nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Dropout(0.2)]
     return nn.Sequential(*layers, nn.Linear(512, classes))
 
 
@@ -147,11 +147,11 @@ class Gen(nn.Module):
 class Letters(nn.Module):
     def __init__(self, classes, width):
         super().__init__()
-        self.table, self.lstm = nn.Embedding(classes, 256), nn.LSTM(256, width, 2, batch_first=True, dropout=0.05)
-        self.fc = nn.Linear(width, classes)
+        self.table, self.lstm = nn.Embedding(classes, 256), nn.LSTM(256, width, 2, batch_first=True)
+        self.drop, self.fc = nn.Dropout(0.05), nn.Linear(width, classes)
 
     def forward(self, x):
-        return self.fc(self.lstm(self.table(x))[0][:, -1])
+        return self.fc(self.drop(self.lstm(self.table(x))[0][:, -1]))
 
 
 class MoonNet(nn.Module):
