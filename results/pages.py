@@ -1,11 +1,12 @@
 """python results/pages.py [--check]
 
 Writes every table of the pages under results/ from the runs beside them, so that none is typed by hand: the cells 'ours' of
-README.md (verdicts.py) and the commands below them, and in each script's page the table after a line `<!-- table: RUN -->`, RUN
-being a folder under results/ that holds a summary.json, or a csv file there. --check writes nothing and exits with 1 where a
-page would change.
+claims.md (verdicts.py) and the commands below them, the verdicts in README.md, and in each script's page the table after a line
+`<!-- table: RUN -->`, RUN being a folder under results/ that holds a summary.json, or a csv file there. --check writes nothing
+and exits with 1 where a page would change.
 """
 
+import collections
 import re
 import sys
 
@@ -72,12 +73,37 @@ def claims_page(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def front_page(text: str, claims: str) -> str:
+    """`text` with the verdicts of `claims`, section by section, between its marks, and their count."""
+    counts = collections.Counter()
+
+    def section(text, source):
+        rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in source.splitlines() if line.startswith("| ")][1:]
+        verdicts = [(claim.strip(), verdict.strip()) for claim, _, _, verdict, *_ in rows if claim.split()[0] in CELLS]
+        counts.update(re.match("[a-z]+(?: decided)?", verdict)[0] for _, verdict in verdicts)
+        table = ["| claim | verdict |", "|---|---|", *(f"| {claim} | {verdict} |" for claim, verdict in verdicts)]
+        return between("verdicts", table, text)
+
+    parts = {part.partition("\n")[0]: part for part in claims.split("\n## ")}
+    first, *rest = text.split("\n## ")
+    rest = [section(part, parts[part.partition("\n")[0]]) for part in rest]
+    said = f"{counts.total()} claims: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) + "."
+    return "\n## ".join([between("counts", [said], first), *rest])
+
+
+def between(mark: str, lines: list[str], text: str) -> str:
+    """`text` with these lines between `<!-- mark -->` and `<!-- end -->`."""
+    new = "\n".join([f"<!-- {mark} -->", *lines, "<!-- end -->"])
+    return re.sub(rf"<!-- {mark} -->.*?<!-- end -->", lambda _: new, text, flags=re.S)
+
+
 def main(words: list[str]) -> None:
     """Writes or checks all pages."""
-    stale = []
-    for path in sorted(ROOT.rglob("README.md")):
+    stale, claims = [], ROOT / "claims.md"
+    writers = {claims: claims_page, ROOT / "README.md": lambda text: front_page(text, claims.read_text())}
+    for path in [claims, *sorted(ROOT.rglob("README.md"))]:
         old = path.read_text()
-        new = claims_page(old) if path.parent == ROOT else script_page(old)
+        new = writers.get(path, script_page)(old)
         stale += [path] if new != old else []
         if words != ["--check"]:
             path.write_text(new)

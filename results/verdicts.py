@@ -1,6 +1,6 @@
 """python results/verdicts.py [CLAIM ...]
 
-What our runs say to each of the papers' 40 claims: the 'ours' cells of results/README.md, computed from the summary.json (and
+What our runs say to each of the papers' 40 claims: the 'ours' cells of results/claims.md, computed from the summary.json (and
 the small csv) files beside this one. `pages.py` writes them into the page, and a test holds the page to them.
 
 Brackets are 95 % Student intervals of paired differences over trials: the arms of a trial share partition, initial weights and

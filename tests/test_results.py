@@ -1,4 +1,4 @@
-"""results/README.md against the summary.json files beside it: each claim has a row, each number is what the runs say."""
+"""results/claims.md against the summary.json files beside it: each claim has a row, each number is what the runs say."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-README = (RESULTS / "README.md").read_text()
+PAGE = (RESULTS / "claims.md").read_text()
 COUNTS = {"A": 14, "B": 6, "C": 11, "D": 5, "T": 4}  # claims of each paper, 40 in all
 CLAIMS = [f"{paper}{i + 1}" for paper, count in COUNTS.items() for i in range(count)]
 VERDICTS = ("reproduced", "partly", "contradicted", "not decided")
@@ -60,7 +60,7 @@ SUMMARIES = sorted(RESULTS.glob("*/*/summary.json"))
 
 
 def test_every_claim_has_a_row_and_a_verdict():
-    rows = table(README)
+    rows = table(PAGE)
     assert sorted(rows, key=CLAIMS.index) == CLAIMS
     for name, cells in rows.items():
         assert len(cells) == 5, f"{name}: wanted paper, ours, verdict, runs, scale"
@@ -68,7 +68,7 @@ def test_every_claim_has_a_row_and_a_verdict():
 
 
 def test_every_row_names_its_runs():
-    for name, cells in table(README).items():
+    for name, cells in table(PAGE).items():
         named = re.findall(r"\]\(([^)]+)\)", cells[3])
         assert named or cells[2].startswith("not decided"), f"{name} names no run"
         for path in named:
@@ -76,15 +76,15 @@ def test_every_row_names_its_runs():
 
 
 def test_numbers_of_the_table_are_those_of_the_runs():
-    assert wrong(README, load(RESULTS)) == []
+    assert wrong(PAGE, load(RESULTS)) == []
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_an_altered_number_is_noticed(name):
     """In the table: any digit of the row's 'ours' cell."""
     verdicts = load(RESULTS)
-    row = next(line for line in README.splitlines() if line.startswith(f"| {name} "))
-    ours = table(README)[name][1]
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} "))
+    ours = table(PAGE)[name][1]
     digits = [i for i, character in enumerate(ours) if character.isdigit()]
     for i in digits:
         altered = ours[:i] + str((int(ours[i]) + 1) % 10) + ours[i + 1 :]
@@ -102,7 +102,7 @@ def test_an_altered_run_is_noticed(tmp_path):
                 for what in ("final", "last10"):
                     figures[what] = [a - 0.37 * (i + 1) * (j + 1) * (k + 1) for k, a in enumerate(figures[what])]
         path.write_text(json.dumps(found))
-    noticed = set(wrong(README, load(copy)))
+    noticed = set(wrong(PAGE, load(copy)))
     source = (RESULTS / "verdicts.py").read_text()
     cells = {name: source.split(f'@claim("{name}")')[1].split("@claim")[0] for name in CLAIMS if f'@claim("{name}")' in source}
     accuracy = {name for name, code in cells.items() if re.search(r"\b(trials|gain|both|slope)\(", code)}
@@ -113,6 +113,16 @@ def test_pages_are_what_the_program_writes():
     """results/pages.py --check: no table, verdict cell or command was typed by hand or has gone stale."""
     done = subprocess.run([sys.executable, RESULTS / "pages.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_front_page_has_every_verdict_and_their_count():
+    text, rows = (RESULTS / "README.md").read_text(), table(PAGE)
+    for name, cells in rows.items():
+        [line] = [line for line in text.splitlines() if line.startswith(f"| {name} ")]
+        assert line.endswith(f" | {cells[2]} |")
+    said = re.search(r"40 claims: (.*)\.", text)[1]
+    for verdict in VERDICTS:
+        assert f"{sum(cells[2].startswith(verdict) for cells in rows.values())} {verdict}" in said.split(", ")
 
 
 def test_a_table_of_a_page_holds_the_means_of_its_run(tmp_path, monkeypatch):
@@ -134,10 +144,10 @@ def test_a_table_of_a_page_holds_the_means_of_its_run(tmp_path, monkeypatch):
 
 
 def test_commands_are_those_of_the_runs():
-    """The README prints the command of every run that a row names."""
-    for path in {path for cells in table(README).values() for path in re.findall(r"\]\(([^)]+summary\.json)\)", cells[3])}:
+    """The page prints the command of every run that a row names."""
+    for path in {path for cells in table(PAGE).values() for path in re.findall(r"\]\(([^)]+summary\.json)\)", cells[3])}:
         command = json.loads((RESULTS / path).read_text())["command"]
-        assert command in README.splitlines(), f"{path}: {command}"
+        assert command in PAGE.splitlines(), f"{path}: {command}"
 
 
 @pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: "-".join(path.parts[-3:-1]))
