@@ -2,8 +2,8 @@
 
 Writes every table of the pages under results/ from the runs beside them, so that none is typed by hand: the cells 'ours' of
 claims.md (verdicts.py) and the commands below them, the verdicts in README.md, and in each script's page the table after a line
-`<!-- table: RUN -->`, RUN being a folder under results/ that holds a summary.json, or a csv file there. --check writes nothing
-and exits with 1 where a page would change.
+`<!-- table: RUN -->`, RUN being a folder under results/ that holds a summary.json, or a csv file there; in theory/README.md the
+sharp floor's, from theory/figures/check.json. --check writes nothing and exits with 1 where a page would change.
 """
 
 import collections
@@ -41,7 +41,7 @@ def table(run: str) -> list[str]:
     rows = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *lines)]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     threads = f", {found['config']['threads']} thread" if found["config"].get("threads") == 1 else ""
-    commit = f", commit {found['commit']}" if found.get("commit") else ""
+    commit = f", commit {found.get('commit') or 'fe9fb39 or before, whose flags these are'}"
     trials = len(next(iter(next(iter(found["results"].values())).values()))["final"])
     note = f"{trials} trials; {found['device']}{threads}; {versions}{commit}"
     return ["", *rows, "", f"`{found['command']}` ({note})", ""]
@@ -97,11 +97,21 @@ def between(mark: str, lines: list[str], text: str) -> str:
     return re.sub(rf"<!-- {mark} -->.*?<!-- end -->", lambda _: new, text, flags=re.S)
 
 
+def theory_page(text: str) -> str:
+    """`text` with the rows of the sharp floor: the worst bound / measured by the mended lemmas and by the sharp bound."""
+    rows = ["| statement | mended lemmas | sharp | bound / measured, one by one |", "|---|---|---|---|"]
+    for name in ("one step", "extremal problem", "kinked f"):
+        line = verdicts.statement(f"Sharp floor, {name}")
+        lemmas, sharp = (f"{x:.4g}" if x else "" for x in (line["corrected_ratio"], line["sharp_ratio"]))
+        rows.append(f"| {name} | {lemmas} | {sharp} | {line['note']} |")
+    return between("sharp floor", rows, text)
+
+
 def main(words: list[str]) -> None:
     """Writes or checks all pages."""
-    stale, claims = [], ROOT / "claims.md"
-    writers = {claims: claims_page, ROOT / "README.md": lambda text: front_page(text, claims.read_text())}
-    for path in [claims, *sorted(ROOT.rglob("README.md"))]:
+    stale, claims, theory = [], ROOT / "claims.md", ROOT.parent / "theory" / "README.md"
+    writers = {claims: claims_page, ROOT / "README.md": lambda text: front_page(text, claims.read_text()), theory: theory_page}
+    for path in [claims, *sorted(ROOT.rglob("README.md")), theory]:
         old = path.read_text()
         new = writers.get(path, script_page)(old)
         stale += [path] if new != old else []

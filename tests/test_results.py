@@ -56,6 +56,7 @@ def strings(value):
         yield value
 
 
+SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 SUMMARIES = sorted(RESULTS.glob("*/*/summary.json"))
 
 
@@ -141,6 +142,25 @@ def test_a_table_of_a_page_holds_the_means_of_its_run(tmp_path, monkeypatch):
     assert "| alpha=0.1 | b | 83.00 +- 2.65 | 74.00 +- 3.61 | +1.0 [+1.0, +1.0] | 10 |" in text
     assert "python x.py" in text and "after" in text and "Not measured yet" in text
     assert pages.script_page(text) == text
+
+
+DEFAULTS = {"fedcl_fgn": "fedcl_fgn/default"} | {name: f"{name}/digits" for name in SCRIPTS if name != "fedcl_fgn"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_default_run_of_a_page_has_the_defaults_of_its_script(name):
+    """Every flag that changes a result; a sweep is a list in the summary and a tuple in the Config."""
+    kept = json.loads((RESULTS / DEFAULTS[name] / "summary.json").read_text())["config"]
+    defaults = {f.name: f.default for f in importlib.import_module(name).Config.__dataclass_fields__.values()}
+    defaults = {n: list(v) if isinstance(v, tuple) else v for n, v in defaults.items() if n not in ("out", "threads")}
+    assert {n: v for n, v in kept.items() if n not in ("out", "threads")} == defaults
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/README.md")), ids=lambda path: path.parent.name)
+def test_no_command_is_typed_above_a_table(path):
+    """The program prints the command of a run below its table; what stands above it says what it is."""
+    for above, run in re.findall(r"\n\n([^\n]+(?:\n[^\n]+)*)\n\n<!-- table: (\S+) -->", path.read_text()):
+        assert "python" not in above or not (RESULTS / run).exists(), run
 
 
 def test_commands_are_those_of_the_runs():
