@@ -28,14 +28,20 @@ class Work:
     flags: str
     hours: float
     scale: str = "reduced"
-
-    @property
-    def script(self) -> str:
-        return self.place.split("/")[0] + ".py"
+    program: str = ""  # nothing: the script of its place
 
     def command(self, jobs: int) -> list[str]:
         flags = shlex.split(self.flags)
-        return [self.script, *flags, "--threads", "1", "--jobs", str(jobs), "--out", f"runs/{self.place}"]
+        return [
+            self.program or self.place.split("/")[0] + ".py",
+            *flags,
+            "--threads",
+            "1",
+            "--jobs",
+            str(jobs),
+            "--out",
+            f"runs/{self.place}",
+        ]
 
     def complete(self) -> bool:
         return (ROOT.parent / "runs" / self.place / "summary.json").exists()
@@ -46,6 +52,18 @@ CURRICULA, CLIENTS, FGN, PHASES, ART = (
 )
 ORDERS = "--order curriculum anti random vanilla shuffled"
 PHASE_ARMS = "--method fedcl fedcl-fresh fedcl-nofreeze fedgen fedgen-e fedavg fedensemble"
+IMAGES = "--dataset fmnist --data-dir data"
+NO_DECAY = "--lr 0.01 --lr-power 0"
+SWEEPS = {
+    "fig10": "C6",
+    "fig12": "C7",
+    "fig13": "C7",
+    "fig14": "C7",
+    "fig15": "C7",
+    "fig18": "C8 C10",
+    "fig47": "C9",
+    "fig48": "C9",
+}
 SELECT = "--arm base cl longer constant --budget 960 --rounds 120 --seed 20260"
 SIZE = "--arm base --select size --budget 960 --rounds 120 --seed 20260"
 LARGE = "--batch-size 16 --alpha 0.1 --trials 6 --eval-every 2"
@@ -65,13 +83,43 @@ RUNS = [
     Work(CLIENTS + "cifar10-fig5", "A10", f"--preset fig5 {CIFAR} --rounds 50 --trials 3", 1),
     Work(CLIENTS + "cifar10-fig7", "A12", f"--preset fig7 {CIFAR} --rounds 50 --trials 3", 1),
     Work(CLIENTS + "cifar10-rivals", "A10", f"--preset rivals {CIFAR} --alpha 0.2 --rounds 50 --trials 3", 1),
-    Work(PHASES + "mnist-200", "B1 B2 B3 B5", f"--preset table2-mnist --data-dir data {PHASE_ARMS} --trials 10", 4, "paper"),
+    Work(PHASES + "mnist-200", "B1 B2 B3 B5 B6", f"--preset table2-mnist --data-dir data {PHASE_ARMS} --trials 10", 4, "paper"),
     Work(FGN + "select-digits", "C11", f"{SELECT} --select uniform size --each 0 8 --trials 10 --alpha 0.1", 0.2),
     Work(FGN + "select-digits-alpha1", "C11", f"{SELECT} --select uniform size --each 0 8 --trials 10 --alpha 1", 0.2),
+    Work(CURRICULA + "digits", "", "", 0.02),  # the defaults of the five scripts, in the first table of each page
+    Work(CLIENTS + "digits", "", "", 0.02),
+    Work(FGN + "default", "", "--alpha 0.1", 0.02),
+    Work(PHASES + "digits", "", "", 0.02),
+    Work(ART + "digits", "D5", "", 0.02),
+    Work(CURRICULA + "digits-fig12", "A4", f"--preset fig12 {DIGITS} --clients 50 --rounds 11 --epochs 5 --lr 0.01", 0.3),
+    Work(CURRICULA + "fmnist-fig2", "A4", f"--preset fig2 {IMAGES} {NO_DECAY} --rounds 20 --epochs 2 --trials 3", 1),
+    Work(CURRICULA + "fmnist-fig3", "A5", f"--preset fig3 {IMAGES} {NO_DECAY} --rounds 20 --epochs 2 --trials 3", 1),
+    Work(CURRICULA + "fmnist-fig6", "A11", f"--preset fig6 {IMAGES} {NO_DECAY} --rounds 20 --epochs 2 --trials 3", 0.3),
+    Work(CURRICULA + "fmnist-fig10", "A8", f"--preset fig10 {IMAGES} {NO_DECAY} --rounds 20 --epochs 2 --trials 3", 0.5),
+    Work(
+        CURRICULA + "fmnist-dissimilarity",
+        "A13",
+        f"--dissimilarity --order curriculum anti vanilla {IMAGES} --clients 100 --rounds 20 --epochs 2 --trials 3",
+        0.3,
+        program="results/explain.py",
+    ),
+    *(
+        Work(f"{FGN}fmnist-{figure}", claims, f"--preset {figure} {IMAGES} --model lenet5 --alpha 0.1 --rounds 60", 1)
+        for figure, claims in SWEEPS.items()
+    ),
+    *(
+        Work(f"{PHASES}mnist-{name}", "B4", f"--preset {name} --dataset mnist --data-dir data --rounds 60 --eval-every 5", 1)
+        for name in ("table4", "table5", "table6-lambda", "table6-tau", "table6-s", "table6-v")
+    ),
+    Work(ART + "fmnist-d4", "D4", f"--preset d4 {IMAGES} --model lenet5 --augment none --warmup 6", 0.3),
     *(
         Work(f"{FGN}select-{name}{part}", "C11", f"--dataset {data} {LARGE} {arms}", hours)
         for name, data, scale in (("cifar10", "data/cifar10.npz", 2), ("fmnist", "fmnist --data-dir data", 1))
         for part, arms, hours in (("", SIZE, 0.1 * scale), ("-others", SELECT, 0.4 * scale))
+    ),
+    *(
+        Work(f"{FGN}select-cifar10-u2200{part}", "C11", f"{CIFAR} {LARGE} {arms} --budget 2200 --rounds 275", hours)
+        for part, arms, hours in (("", SIZE, 0.4), ("-others", SELECT, 1.5))
     ),
     Work(FGN + "cifar10-bases", "C1 C2 C3", f"{CIFAR} --base fedavg fedprox fednova --alpha 0.1 0.2 0.3 --batch-size 16", 2),
     Work(ART + "cifar10-table2", "D1 D2 D3 D5", f"--preset table3 {CIFAR} --rounds 30 --epochs 5 --alpha 0.5 --trials 3", 2),

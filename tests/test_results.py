@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import experiment
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 PAGE = (RESULTS / "claims.md").read_text()
@@ -161,6 +163,19 @@ def test_no_command_is_typed_above_a_table(path):
     """The program prints the command of a run below its table; what stands above it says what it is."""
     for above, run in re.findall(r"\n\n([^\n]+(?:\n[^\n]+)*)\n\n<!-- table: (\S+) -->", path.read_text()):
         assert "python" not in above or not (RESULTS / run).exists(), run
+
+
+def test_reproduce_lists_commands_that_parse_and_claims_that_are(monkeypatch):
+    monkeypatch.syspath_prepend(str(RESULTS))
+    reproduce = importlib.import_module("reproduce")
+    for work in reproduce.RUNS:
+        program, *flags = work.command(2)
+        script = importlib.import_module(program.removesuffix(".py").replace("results/", ""))
+        presets = getattr(script, "PRESETS", importlib.import_module("fedavg_curriculum").PRESETS)
+        assert experiment.parse(script.Config, presets, "doc", flags), work
+    listed = {claim for work in reproduce.RUNS for claim in work.claims.split()}
+    assert listed <= {*CLAIMS} and {*CLAIMS} - listed == {"A14", "C4", "C5", "T1", "T2", "T3", "T4"}
+    assert len({work.place for work in reproduce.RUNS}) == len(reproduce.RUNS)
 
 
 def test_commands_are_those_of_the_runs():
