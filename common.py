@@ -959,27 +959,31 @@ def score(model: Model, weights: Tensor, data: Data, shards: Sequence[np.ndarray
 
 
 def evaluate(model: Model, weights: Tensor, data: Data, shares: np.ndarray | None = None) -> dict[str, float]:
-    """Accuracy in percent and mean loss in nats on the test set; for a stack (M, P) their mean, and the accuracy's spread.
+    """`tested` of the global net (P,), or of a stack (M, P): a net for each client."""
+    images, everything = data.images("test", model.dtype), [np.arange(len(data.y_test))]
+    nets = weights.view(-1, weights.shape[-1])
+    return tested([predict(model, theta, images, everything)[0] for theta in nets], data, shares)[0]
 
-    shares (M, classes), each client's distribution over labels, adds what the clients see: the accuracy on test samples
-    drawn by a client's own labels, sum_c shares_mc accuracy_c, as its mean, worst tenth and standard deviation over clients.
+
+def tested(logits: Sequence[Tensor], data: Data, shares: np.ndarray | None = None) -> tuple[dict[str, float], np.ndarray]:
+    """From logits (n, classes) of the test set, by one net or one for each client, (columns, hits (nets, classes)).
+
+    Columns are accuracy in percent and mean loss in nats; of several nets their mean, and the accuracy's spread. shares
+    (M, classes), each client's distribution over labels, adds what the clients see: the accuracy on test samples drawn by a
+    client's own labels, sum_c shares_mc accuracy_c, as its mean, worst tenth and standard deviation over clients.
     """
-    results, hits, y = [], [], data.y_test
-    for theta in weights.view(-1, weights.shape[-1]):
-        [logits] = predict(model, theta, data.images("test", model.dtype), [np.arange(len(y))])
-        right = (logits.argmax(1) == y).double()
-        results.append((100 * right.mean().item(), F.cross_entropy(logits.double(), y).item()))
-        hits.append(torch.bincount(y, right, data.classes).cpu().numpy())
-    seen = dict(zip(("accuracy", "loss"), np.mean(results, axis=0), strict=True))
-    if len(results) > 1:
-        seen["client_std"] = np.std(results, axis=0, ddof=1)[0]
+    y, count = data.y_test, torch.bincount(data.y_test, minlength=data.classes).cpu().numpy()
+    hits = np.stack([torch.bincount(y[z.argmax(1) == y], minlength=data.classes).cpu().numpy() for z in logits])
+    accuracy, loss = 100 * hits.sum(1) / len(y), [F.cross_entropy(z.double(), y).item() for z in logits]
+    seen = {"accuracy": accuracy.mean(), "loss": np.mean(loss)}
+    if len(logits) > 1:
+        seen["client_std"] = accuracy.std(ddof=1)
     if shares is not None:
-        count = torch.bincount(y, minlength=data.classes).cpu().numpy()
         known = shares * (count > 0)  # a class without test samples tells nothing
-        accuracy = 100 * np.array(hits) / np.maximum(count, 1)  # of each class: (M, classes), (1, classes) for a single net
-        own = np.sort((known * accuracy).sum(1) / np.maximum(known.sum(1), 1e-300))  # (M,)
+        of_class = 100 * hits / np.maximum(count, 1)  # broadcasts where there is a single net
+        own = np.sort((known * of_class).sum(1) / np.maximum(known.sum(1), 1e-300))  # (M,)
         seen |= {"own_mean": own.mean(), "own_worst_tenth": own[: max(1, len(own) // 10)].mean(), "own_std": own.std()}
-    return {name: float(value) for name, value in seen.items()}
+    return {name: float(value) for name, value in seen.items()}, hits
 
 
 # ------------------------------------------------------------------------------------------------------------- bases

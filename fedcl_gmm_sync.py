@@ -375,22 +375,17 @@ def serve(fl: common.Federation, state: dict, trained: dict[int, Tensor], t: int
 
 def evaluate(fl: common.Federation, state: dict) -> dict:
     """Accuracy (%) and loss of the global net, an ensemble, or users' own nets; the paper's asks a user for labels it holds."""
-    y, C, users = fl.data.y_test, fl.data.classes, state["base"].get("users")
+    y, users, labels = fl.data.y_test, state["base"].get("users"), np.array(state["labels"])  # (K, C)
     nets = fl.received(state, fl.everyone).view(-1, fl.model.size) if users is None else users
-    images = fl.data.images("test", fl.model.dtype)
-    logits = torch.stack(common.predict(fl.model, nets, images, [np.arange(len(y))] * len(nets), fl.config.chunk))
+    images, everything = fl.data.images("test", fl.model.dtype), [np.arange(len(y))] * len(nets)
+    logits = common.predict(fl.model, nets, images, everything, fl.config.chunk)
     if users is not None:  # the last net is that of all users who did not train
-        logits = (logits.sum(0) + (len(fl.everyone) - len(users)) * logits[-1])[None] / len(fl.everyone)
-    right = torch.stack([torch.bincount(y[each.argmax(1) == y], minlength=C) for each in logits]).double()  # (1 or K, C)
-    total, labels = torch.bincount(y, minlength=C), torch.tensor(state["labels"], device=y.device).double()  # (C,), (K, C)
-    full = 100 * (right.sum(1) / len(y)).mean().item()
-    paper = 100 * (((labels > 0) * right).sum() / ((labels > 0) * total).sum()).item()
-    loss = np.mean([F.cross_entropy(each.double(), y).item() for each in logits])
-    seen = {"accuracy": paper if fl.config.eval == "paper" else full, "loss": float(loss)}
-    if fl.config.per_client:  # tested on the client's own mix of labels
-        own = np.sort((labels / labels.sum(1, keepdim=True) * 100 * right / total.clamp(min=1)).sum(1).cpu().numpy())  # (K,)
-        seen |= {"own_mean": own.mean(), "own_worst_tenth": own[: max(1, len(own) // 10)].mean(), "own_std": own.std()}
-    return seen | {"accuracy_full": full, "accuracy_paper": paper}
+        logits = [(sum(logits) + (len(fl.everyone) - len(users)) * logits[-1]) / len(fl.everyone)]
+    shares = labels / labels.sum(1, keepdims=True) if fl.config.per_client else None
+    seen, hits = common.tested(logits, fl.data, shares)
+    held = (labels > 0) * torch.bincount(y, minlength=fl.data.classes).cpu().numpy()
+    both = {"accuracy_full": seen["accuracy"], "accuracy_paper": float(100 * ((labels > 0) * hits).sum() / held.sum())}
+    return seen | {"accuracy": both[f"accuracy_{fl.config.eval}"]} | both
 
 
 def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[common.Federation, dict]:
@@ -455,27 +450,21 @@ def results(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def report(df: pd.DataFrame, runs: list[experiment.Run], folder: Path) -> None:
-    """Prints `results` and writes results.csv; draws phases.png, mixtures.png and, as Fig 6, labels.png."""
-    import matplotlib.pyplot as plt
+    """Prints `results` and writes results.csv; draws phases.png and mixtures.png."""
     import seaborn as sns
 
     table = results(df)
     table.to_csv(folder / "results.csv")
     by_method = table.groupby(["setting", "method"], sort=False)
     print(by_method.mean().assign(reached=by_method.rounds.count()).to_string(float_format="%.2f", na_rep="-"))
-    states = [(run, run.load()["state"]) for run in runs if run.trial == 0]
-    labels = {repr(state["labels"]): (run.setting, state["labels"]) for run, state in reversed(states)}
-    fig, axes = plt.subplots(1, len(labels), squeeze=False, figsize=(4 * len(labels), 4), layout="constrained")
-    for axis, (setting, counts) in zip(axes[0], reversed(labels.values()), strict=True):
-        sns.heatmap(np.array(counts), ax=axis, square=True, cmap="Blues").set(title=setting, xlabel="label", ylabel="user")
-    fig.savefig(folder / "labels.png", dpi=150)
     if "phase" in df:
         value = [name for name in ("phase", "frozen", "beta_T") if name in df]
         shown = df.dropna(subset="phase").melt(["setting", "method", "trial", "round"], value)
         how = {"x": "round", "y": "value", "row": "variable", "col": "setting", "hue": "method", "errorbar": "sd"}
         grid = sns.relplot(shown, kind="line", **how, height=2.4, aspect=1.7, facet_kws={"sharey": "row"})
         grid.savefig(folder / "phases.png", dpi=150)
-        draw_mixtures([(run, state["snapshots"]) for run, state in states if state["snapshots"]], folder)
+        snapshots = [(run, run.load()["state"]["snapshots"]) for run in runs if run.trial == 0]
+        draw_mixtures([(run, saved) for run, saved in snapshots if saved], folder)
 
 
 def draw_mixtures(snapshots: list, folder: Path) -> None:
@@ -508,7 +497,7 @@ PRESETS = {
     "table2-emnist": f"{EMNIST} --alpha 0.05 0.1 1 10 --local-steps 20 40  # by heterogeneity and T (Fig 5)",
     "table2-celeba": f"{CELEBA} --method {ALL} --clients 10 25 --clients-per-round 5  # 5 of 10 and 5 of 25 (Fig 4)",
     "table2-celeba-10": f"{CELEBA} --method {ALL} --clients 25 --clients-per-round 10  # 10 of 25 celebrities",
-    "table3": f"{MNIST} --alpha 0.05 0.1 1 10  # rounds to FedAvg's final accuracy; Fig 6",
+    "table3": f"{MNIST} --alpha 0.05 0.1 1 10  # rounds to FedAvg's final accuracy; Fig 6: partition.png",
     "table4": f"{ABLATION} --phase-quorum 0.6 0.7 0.8 0.9  # share of frozen clients that ends a phase",
     "table5": f"{ABLATION} --thresholds 0.8,0.4 0.8,0.6,0.2 0.8,0.6,0.4,0.2 0.9,0.7,0.5,0.3,0.1  # number of phases",
     "table6-lambda": f"{ABLATION} --lam 0.2 0.5 0.8 1",

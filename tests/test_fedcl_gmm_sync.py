@@ -306,6 +306,7 @@ class Literal:
             by_label = [float((each[y == label] == label).double().mean()) for label in range(10)]
             own.append(100 * sum(by_label[label] for label in mine) / len(mine))
         seen = {"accuracy": 100 * right / asked, "accuracy_paper": 100 * right / asked, "accuracy_full": np.mean(full)}
+        seen |= {"client_std": np.std(full, ddof=1)} if len(full) > 1 else {}
         return seen | {"loss": np.mean(loss), "own_mean": np.mean(own), "own_worst_tenth": min(own), "own_std": np.std(own)}
 
     def run(self):
@@ -1032,7 +1033,7 @@ def test_the_command_line_writes_table_and_figures(tmp_path, capsys, monkeypatch
     g.main([*flags.split(), "--lam", "0.4", "0.6", "--out", str(tmp_path)])
     out = capsys.readouterr().out
     assert "rank_correlation" in out and "paper_top5" in out
-    assert {"metrics.csv", "summary.json", "results.csv", "accuracy.png", "phases.png", "mixtures.png", "labels.png"} <= {
+    assert {"metrics.csv", "summary.json", "results.csv", "accuracy.png", "phases.png", "mixtures.png", "partition.png"} <= {
         path.name for path in tmp_path.iterdir()
     }
     table, df = pd.read_csv(tmp_path / "results.csv"), pd.read_csv(tmp_path / "metrics.csv")
@@ -1046,8 +1047,8 @@ def test_the_command_line_writes_table_and_figures(tmp_path, capsys, monkeypatch
         clients = [line for label, line in lines.items() if label.startswith("_")]
         shares = [(line.get_xdata()[1:] <= row.beta_T + 1e-12).mean() for line in clients]
         assert shares == pytest.approx([float(f) for f in row.fractions.split() if f != "-"], abs=6e-4)
-    heat = drawn["labels.png"].axes[0].collections[0].get_array()
-    assert heat.shape == (6, 10) and heat.sum() == 1437
+    counts = pd.read_csv(tmp_path / "partition.csv")  # Fig 6
+    assert counts.samples.sum() == 1437 and counts.client.nunique() == 6
     panels = [axis for axis in drawn["phases.png"].axes if axis.get_lines()]
     assert len(panels) == 6  # phase, frozen, beta_T in two settings
     mean = own.beta_T.values + df[(df.method == "fedcl") & (df.trial == 1) & (df.setting == "lam=0.4")].beta_T.values
