@@ -110,7 +110,9 @@ FIGURES = {
     ).set_titles("{row_name}"),
     "fedavg_curriculum/digits-table1/tables1-4": tables_1_to_4,
     "fedavg_curriculum/digits-fig2/fig2": lambda: draw(orders("digits-fig2"), x="pacing_a", hue="method", col="pacing"),
-    "fedavg_curriculum/digits-fig12/fig12": lambda: draw(orders("digits-fig12"), x="pacing_a", hue="method", col="pacing"),
+    "fedavg_curriculum/digits-fig12/fig12": lambda: draw(
+        orders("digits-fig12"), x="pacing_a", hue="method", col="pacing"
+    ).set_titles("{col_name}, Dir(.05)"),
     "fedavg_curriculum/digits-fig3/fig3": lambda: draw(orders("digits-fig3"), x="pacing_b", hue="method", col="partition"),
     "fedavg_curriculum/fmnist-fig10/fig10": lambda: draw(orders("fmnist-fig10"), x="parts", hue="method", aspect=1.5),
     "client_curriculum/digits-fig4/fig4": lambda: draw(

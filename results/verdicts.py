@@ -146,7 +146,7 @@ def _():
 @claim("A4")
 def _():
     cells = []
-    for name, run in {"IID": "fedavg_curriculum/digits-fig2", "skew 2": "fedavg_curriculum/digits-fig12"}.items():
+    for name, run in {"IID": "fedavg_curriculum/digits-fig2", "Dir(.05)": "fedavg_curriculum/digits-fig12"}.items():
         for order in ORDERS[:3]:
             by_family = [[trials(run, f"pacing={f} pacing_a={a}", order) for a in PACING_A] for f in FAMILIES]
             slopes = [slope(PACING_A, accuracy) for accuracy in by_family]
@@ -334,7 +334,6 @@ def _():
 # --------------------------------------------------------------------------- C: FedCL, critical learning periods
 
 FGN, DELTAS = {"CIFAR-10": "fedcl_fgn/cifar10", "digits": "fedcl_fgn/digits-fig18"}, (0.0, 0.01, 0.03, 0.05, 0.2, 0.35, 0.5)
-FIM = {"batch": "fedcl_fgn/digits-fim-batch", "per-sample": "fedcl_fgn/digits-fim"}
 
 
 def selected(run: str, method: str) -> pd.Series:
@@ -372,25 +371,27 @@ def _():
 
 @claim("C4")
 def _():
-    cells = []
-    for name, run in FIM.items():
-        fgn, fim = ((x := curve(run, "", "fedavg", c))[:, 1:] / x[:, :-1] - 1 >= 0.01 for c in ("fgn", "fim"))  # Eq. 2
-        share, by_chance = np.mean(fgn == fim, 1), chance(fgn.mean(), fim.mean())
-        by_trial = ", ".join(f"{100 * x:.0f}" for x in share)
-        cells.append(f"{name} FGN agrees with FedFIM in {100 * share.mean():.0f} % of the rounds ({by_trial} by trial)")
-        cells[-1] += f", by chance {100 * by_chance:.0f} %"
+    agree, cells = frame("fedcl_fgn", "agreement.csv").set_index(["signal", "and"]), []
+    for name in ("batch", "per_sample"):
+        for other in ("other", "same"):
+            row = agree.loc[f"fgn {name} same", f"fim {other}"]
+            said = (
+                f"in {100 * row['alike']:.0f} % of the rounds (by chance {100 * row['by chance']:.0f} %, kappa {row.kappa:.2f})"
+            )
+            cells.append(f"{name.replace('_', '-')} FGN agrees with FedFIM read on {other} clients {said}")
     return "; ".join(cells)
 
 
 @claim("C5")
 def _():
-    cells = []
-    for name, run in FIM.items():
-        times = np.divide(*(np.median(curve(run, "", "fedavg", f"{d}_seconds"), 1) for d in ("fim", "fgn")))
-        small, large = (curve(run, "", "fedavg", f"{d}_bytes").mean() / 2**20 for d in ("fgn", "fim"))
-        speed = f"{times.min():.1f} to {times.max():.1f} times faster"
-        cells.append(f"{name} FGN is {speed}, {small:.1f} against {large:.1f} MiB at peak")
-    return "; ".join(cells)
+    cost = frame("fedcl_fgn", "cost.csv").set_index(["what", "pair"])
+    fim, cells = cost.loc["FedFIM"], []
+    for name in ("batch", "per_sample"):
+        own = cost.loc[f"FGN {name}"]
+        times, memory = fim.seconds / own.seconds, fim.MiB / own.MiB
+        cells.append(f"{name.replace('_', '-')} FGN is {times.min():.1f} to {times.max():.0f} times faster")
+        cells[-1] += f" and takes 1/{memory.max():.0f} to 1/{memory.min():.1f} of the memory" if name != "batch" else ""
+    return "; ".join(cells) + f" ({', '.join(fim.index)})"
 
 
 @claim("C6")
@@ -498,8 +499,9 @@ def _():
 
 @claim("D5")
 def _():
-    runs = {"digits": "fedac_art/digits", "CIFAR-10, 1 trial": ONE_TRIAL["FedAvg"]}
-    return "FedAC - random groups: " + "; ".join(f"{n} {both(run, '', 'fedac', 'random-groups')}" for n, run in runs.items())
+    cells = [f"{what} {both('fedac_art/digits', '', 'fedac', f'random-{what}')}" for what in ("groups", "classes")]
+    one_trial = both(ONE_TRIAL["FedAvg"], "", "fedac", "random-groups")
+    return f"FedAC - random, digits: {'; '.join(cells)}. CIFAR-10, 1 trial: groups {one_trial}"
 
 
 # -------------------------------------------------------------------------------------------------------- T: theory
