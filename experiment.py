@@ -161,32 +161,15 @@ class Parser(argparse.ArgumentParser):
 
 
 class Formatter(argparse.HelpFormatter):
-    def __init__(self, prog):
-        super().__init__(prog, max_help_position=26)
-
     def _format_action_invocation(self, action):  # `--alpha X`, not `--alpha X [X ...]`
-        if isinstance(action, Switch):
-            return f"--[no-]{action.option_strings[0][2:]}"
-        return super()._format_action_invocation(action)
-
-    def _format_args(self, action, default_metavar):
-        return action.metavar
-
-
-class Switch(argparse.Action):
-    """--flag, --no-flag, and as a sweep --flag on off."""
-
-    def __call__(self, parser, given, values, option=None):
-        if values and option.startswith("--no-"):
-            parser.error(f"argument {option}: takes no value")
-        setattr(given, self.dest, values or [not option.startswith("--no-")])
+        return action.metavar or ", ".join(action.option_strings)
 
 
 def parse(config_class: type, presets: dict[str, str], doc: str, argv: list[str]) -> tuple[list, list[str]]:
     """Flags -> (a config for each point of the sweep, the names of the swept flags). Flags beside a --preset win."""
     usage = "%(prog)s [--preset NAME] [--FLAG VALUE ...]   (several values for a flag are a sweep)"
-    how = {"prog": f"{config_class.__module__}.py", "usage": usage, "allow_abbrev": False, "formatter_class": Formatter}
-    parser = Parser(description=doc.strip().splitlines()[0], **how)
+    how = {"usage": usage, "allow_abbrev": False, "formatter_class": functools.partial(Formatter, max_help_position=26)}
+    parser = Parser(f"{config_class.__module__}.py", description=doc.strip().splitlines()[0], **how)
     known, fields, titles = Config.__dataclass_fields__, dataclasses.fields(config_class), {}
     for f in fields:
         title = known[f.name].metadata["group"] if f.name in known else "this algorithm"
@@ -194,7 +177,7 @@ def parse(config_class: type, presets: dict[str, str], doc: str, argv: list[str]
             titles[title] = group = parser.add_argument_group(title)
         add_flag(group, f, f.metadata or known[f.name].metadata)  # a script may change no more than the default
     text = f"one of {len(presets)} experiments that --list-presets prints; flags beside it win"
-    group.add_argument("--preset", metavar="NAME", choices=presets, help=text)
+    group.add_argument("--preset", metavar="--preset NAME", choices=presets, help=text)
     group.add_argument("--list-presets", action="store_true", help="print every preset as a command line and exit")
     given = parser.parse_args(argv)
     if given.list_presets:
@@ -204,7 +187,7 @@ def parse(config_class: type, presets: dict[str, str], doc: str, argv: list[str]
     if given.preset:
         given = parser.parse_args([*shlex.split(presets[given.preset], comments=True), *argv])
     grid = {f.name: getattr(given, f.name) for f in fields}
-    grid = {name: list(dict.fromkeys(v if isinstance(v, (list, tuple)) else [v])) for name, v in grid.items()}
+    grid = {name: list(dict.fromkeys(v if isinstance(v, (list, tuple)) else [v])) or [True] for name, v in grid.items()}
     configs = [config_class(**dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
     swept = [name for name, values in grid.items() if len(values) > 1]
     for config in configs:
@@ -218,13 +201,15 @@ def add_flag(group, f: dataclasses.Field, meta: dict) -> None:
     option, values = "--" + f.name.replace("_", "-"), f.default if isinstance(f.default, tuple) else (f.default,)
     default = "all" if len(values) == len(meta["choices"]) > 1 else " ".join(map(shown, values)) or "nothing"
     text = ": ".join(filter(None, (meta["help"], ", ".join(meta["choices"])))) + f" [{default}]"
-    how = {"help": text.replace("%", "%%"), "default": f.default, "dest": f.name, "type": functools.partial(convert, meta)}
-    many = f.name not in SINGLE
-    if meta["kind"] is bool:
-        group.add_argument(option, "--no-" + option[2:], action=Switch, nargs="*" if many else 0, **how)
+    how = {"help": text.replace("%", "%%"), "default": f.default, "type": functools.partial(convert, meta)}
+    if meta["kind"] is bool:  # --flag, --no-flag, and as a sweep --flag on off
+        how |= {"nargs": "?", "const": True} if f.name in SINGLE else {"nargs": "*"}
+        how["metavar"] = f"--[no-]{option[2:]}"
+        group.add_argument("--no-" + option[2:], action="store_false", dest=f.name, default=f.default, help=argparse.SUPPRESS)
     else:
         letter = {int: "N", float: "X"}.get(meta["kind"], "WORD")
-        group.add_argument(option, metavar=letter, nargs="+" if many else None, **how)
+        how |= {"nargs": None if f.name in SINGLE else "+", "metavar": f"{option} {letter}"}
+    group.add_argument(option, **how)
 
 
 def convert(meta: dict, text: str):
