@@ -254,13 +254,16 @@ def shown(value) -> str:
 
 @dataclass
 class Study:
-    """What a command compares, as far as its runs must know it, in whatever process they are trained."""
+    """What a script gives to `main`, and the flags that a command sweeps: known to its runs in whatever process they are."""
 
     federate: Callable | None = None
     method: tuple = ()
-    name: Callable | None = None
-    unread: Callable | None = None
     script: str = ""
+    name: Callable | None = None
+    report: Callable | None = None
+    after: Callable | None = None
+    unread: Callable | None = None
+    instead: Callable | None = None
     swept: tuple = ()
 
     def run(self, config, trial: int, folder: Path) -> "Run":
@@ -276,20 +279,13 @@ class Study:
         return " ".join(f"{f}={shown(getattr(config, f))}" for f in flags)
 
     def plan(self, configs: list, trials, folder: Path, wanted: dict) -> list["Run"]:
-        """The new runs of these trials, each once; `wanted` gains them by the (setting, method, trial) where they are shown."""
-        known, new = {run.path: run for run in wanted.values()}, {}
+        """The runs of these trials, each once; `wanted` gains them by the setting, method and trial where they are shown."""
+        runs = {}
         for config, trial in itertools.product(configs, trials):
             run = self.run(config, trial, folder)
-            run = known.get(run.path) or new.setdefault(run.path, run)
-            wanted.setdefault((self.setting(config), run.method, trial), run)
-        return list(new.values())
-
-    def rows(self, wanted: dict, done: dict) -> list[dict]:
-        """The rows of metrics.csv, by setting, then method, then trial, from those of each run that is done."""
-        places = list(dict.fromkeys(key[:2] for key in wanted))
-        settings = list(dict.fromkeys(setting for setting, _ in places))
-        order = sorted(wanted, key=lambda key: (settings.index(key[0]), places.index(key[:2]), key[2]))
-        return [row | {"setting": key[0]} for key in order for row in done[wanted[key].path]]
+            run = runs.setdefault(run.path, run)
+            wanted.setdefault(self.setting(config), {}).setdefault(run.method, {}).setdefault(trial, run)
+        return list(runs.values())
 
 
 @dataclass(eq=False)
@@ -425,7 +421,7 @@ class Run:
                     self.save()
                     saved_at = time.perf_counter()
                     cost = saved_at - ended
-                bar.set_postfix_str(accuracy(self.rows), refresh=False)
+                bar.set_postfix_str(self.accuracy(), refresh=False)
                 bar.update()
 
     @functools.cached_property
@@ -433,6 +429,11 @@ class Run:
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(str(self.folder / "tensorboard" / self.path.stem))
+
+    def accuracy(self) -> str:
+        """The last tested accuracy, for a progress bar; nothing before the first test."""
+        tested = [row["accuracy"] for row in self.rows if "accuracy" in row]
+        return f"accuracy {tested[-1]:.1f}" if tested else ""
 
     def due(self, t: int) -> bool:
         """Whether round t is tested."""
@@ -471,12 +472,6 @@ def restore(state: dict, saved: dict, path: Path) -> None:
             restore(here, value, path)
         else:
             state[name] = value
-
-
-def accuracy(rows: list[dict]) -> str:
-    """The last tested accuracy, for a progress bar; nothing before the first test."""
-    tested = [row["accuracy"] for row in rows if "accuracy" in row]
-    return f"accuracy {tested[-1]:.1f}" if tested else ""
 
 
 def write(path: Path, content) -> None:
@@ -587,18 +582,18 @@ def train(run: Run) -> None:
         dist.barrier()  # other ranks may read it from now on
 
 
-def train_stack(runs: list[Run]) -> dict[Path, list[dict]]:
-    """The rows of these runs. Several go on in turn, each until it calls the trainer, and these calls are trained together."""
+def train_stack(runs: list[Run]) -> list[tuple[Path, list[dict]]]:
+    """Each run's path and rows. Several go on in turn, each until it calls the trainer: these calls are trained together."""
     if len(runs) == 1:
         train(runs[0])
-        return {runs[0].path: runs[0].rows}
-    torch.set_num_threads(runs[0].config.threads)
-    with contextlib.ExitStack() as stack:
-        waiting = {stack.enter_context(contextlib.closing(trainer_calls(run))): None for run in runs}
-        while waiting:
-            calls = {trial: call for trial, update in waiting.items() if (call := trial.send(update))}
-            waiting = dict(zip(calls, common.train_together([*calls.values()]), strict=True))
-    return {run.path: run.rows for run in runs}
+    else:
+        torch.set_num_threads(runs[0].config.threads)
+        with contextlib.ExitStack() as stack:
+            waiting = {stack.enter_context(contextlib.closing(trainer_calls(run))): None for run in runs}
+            while waiting:
+                calls = {trial: call for trial, update in waiting.items() if (call := trial.send(update))}
+                waiting = dict(zip(calls, common.train_together([*calls.values()]), strict=True))
+    return [(run.path, run.rows) for run in runs]
 
 
 def trainer_calls(run: Run):
@@ -631,35 +626,30 @@ def trainer_calls(run: Run):
             updates.put(None)
 
 
-def train_all(runs: list[Run], after: Callable) -> dict[Path, list[dict]]:
-    """The rows of every run, in --jobs processes."""
-    done, jobs = {}, runs[0].config.jobs
+def train_all(runs: list[Run]) -> None:
+    """Trains every run, in --jobs processes, those that read another one's result after the rest."""
+    jobs, after, by_path = runs[0].config.jobs, runs[0].study.after, {run.path: run for run in runs}
     for late in (False, True):
         stacks = {}
         for run in runs:
-            if after(run.config) == late:
+            if bool(after and after(run.config)) == late:
                 stacks.setdefault((run.setting, run.method, run.config.stack_trials or run.path), []).append(run)
         if jobs == 1 or len(stacks) < 2:
             for stack in stacks.values():
-                done |= train_stack(stack)
+                train_stack(stack)
             continue
         from joblib import Parallel, delayed
 
         os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")  # of workers that were killed
         pool = Parallel(jobs, return_as="generator_unordered", initializer=live_with, initargs=(os.getpid(), os.getcwd()))
-        with (
-            tqdm(total=len(runs), initial=len(done), unit="run", leave=False) as bar,
-            contextlib.closing(pool(map(delayed(train_stack), stacks.values()))) as ended,
-        ):
+        how = {"total": len(runs), "initial": sum(bool(run.rows) for run in runs), "unit": "run", "leave": False}
+        with contextlib.closing(pool(map(delayed(train_stack), stacks.values()))) as ended:
             try:
-                for reached in ended:
-                    done |= reached
-                    *_, rows = reached.values()
-                    bar.set_postfix_str(f"{rows[-1]['setting']} {rows[-1]['method']} {accuracy(rows)}".strip())
-                    bar.update(len(reached))
+                for path, rows in (bar := tqdm(itertools.chain.from_iterable(ended), **how)):
+                    by_path[path].rows = rows
+                    bar.set_postfix_str(f"{by_path[path]} {by_path[path].accuracy()}")
             except BrokenProcessPool as error:
                 raise RankError(f"a process of --jobs is gone ({first_line(error)})") from None
-    return done
 
 
 class Forgiving(io.TextIOBase):
@@ -774,13 +764,12 @@ def say(line: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- main
 
 
-def main(
-    config_class, presets, doc, federate, method, name=None, report=None, after=None, unread=None, instead=None, argv=None
-):
+def main(config_class, presets, doc, federate, method, argv=None, **hooks):
     """The command line of a script: flags -> every (setting, method, trial) -> table, metrics.csv, summary.json, figures.
 
     federate(config, data, run)    trains run.method and records its rounds
-    method, name                   the flags whose sweep is the comparison; config -> how a method is called, if not by them
+    method                         the flags whose sweep is the comparison; `hooks`, each of which may be absent, are
+    name(config)                   how a method is called, if not by its flags
     report(df, runs, folder)       prints and draws what is the script's own, from metrics.csv as a data frame
     after(config)                  whether an arm reads another one's result and so starts after the rest
     unread(config)                 swept flags that an arm does not read: it is trained once, its rows shown in every setting
@@ -791,7 +780,7 @@ def main(
         return importlib.import_module(Path(script).stem).main(argv)
     if Path(script).stem != module:  # called by a test or a notebook
         script = sys.modules[module].__file__
-    study, runs, os.environ["MPLBACKEND"] = Study(federate, tuple(method), name, unread, module), [], "agg"
+    study, runs, os.environ["MPLBACKEND"] = Study(federate, tuple(method), module, **hooks), [], "agg"
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with contextlib.ExitStack() as stack:
@@ -800,7 +789,7 @@ def main(
         try:
             configs, study.swept = parse(config_class, presets, doc, argv)
             with ranks():
-                conduct(study, configs, runs, stack, after or (lambda config: False), instead, report, typed(script, argv))
+                conduct(study, configs, runs, stack, typed(script, argv))
         except (UsageError, NonFiniteError, RankError, OSError, KeyboardInterrupt, SystemExit) as error:
             for number in heard:
                 signal.signal(number, signal.SIG_IGN)  # while what was reached is put down
@@ -817,7 +806,7 @@ def main(
             sys.exit(5)
 
 
-def conduct(study, configs, runs, stack, after, instead, report, command) -> None:
+def conduct(study: Study, configs: list, runs: list[Run], stack: contextlib.ExitStack, command: str) -> None:
     """Trains every run and reports. Flags, data, net and partition are checked before anything in the folder is changed."""
     first, begun, wanted = configs[0], time.perf_counter(), {}
     folder = Path(first.out or f"runs/{study.script}")
@@ -831,7 +820,7 @@ def conduct(study, configs, runs, stack, after, instead, report, command) -> Non
     on_first_rank(lambda: stack.enter_context(locked(folder)))
     if first.show_partition and place()[0] == 0:
         draw_partition(samples, folder)
-    if first.show_partition or instead and instead(first, planned, folder):
+    if first.show_partition or study.instead and study.instead(first, planned, folder):
         return print(f"results: {folder}") if place()[0] == 0 else None
     threads = on_first_rank(lambda: claim(folder, configs, automatic, study.method))
     for config in configs:
@@ -841,13 +830,13 @@ def conduct(study, configs, runs, stack, after, instead, report, command) -> Non
         say(f"--resume: {there} of {len(planned)} runs have begun in {folder}; the rest start now")
     runs += planned
     with cProfile.Profile() if first.profile else contextlib.nullcontext() as profile:
-        done = train_all(runs, after)
-        while first.until_halfwidth and on_first_rank(functools.partial(too_wide, study.rows(wanted, done), first)):
+        train_all(runs)
+        while first.until_halfwidth and on_first_rank(functools.partial(too_wide, rows_of(wanted), first)):
             runs += (planned := study.plan(configs, [max(run.trial for run in runs) + 1], folder, wanted))
-            done |= train_all(planned, after)
+            train_all(planned)
     if place()[0] == 0:
-        df = metrics(study.rows(wanted, done), folder)
-        conclude(df, runs, folder, command, time.perf_counter() - begun, report, samples)
+        df = metrics(rows_of(wanted), folder)
+        conclude(df, runs, command, time.perf_counter() - begun, samples)
         if first.profile:
             pstats.Stats(profile, stream=sys.stdout).sort_stats("cumulative").print_stats(rf"common\.py|{study.script}", 25)
         print(f"results: {folder}")
@@ -904,6 +893,12 @@ def ended(error: BaseException, runs: list[Run], again: str) -> tuple[int, str]:
 
 
 # ------------------------------------------------------------------------------------------------- tables and figures
+
+
+def rows_of(wanted: dict[str, dict[str, dict[int, Run]]]) -> list[dict]:
+    """The rows of metrics.csv, by setting, then method, then trial; those of a run stand wherever it is wanted."""
+    runs = ((setting, run) for setting, methods in wanted.items() for trials in methods.values() for run in trials.values())
+    return [row | {"setting": setting} for setting, run in runs for row in run.rows]
 
 
 def metrics(rows: list[dict], folder: Path) -> pd.DataFrame:
@@ -990,9 +985,9 @@ def show_table(each: pd.DataFrame, title: str) -> pd.DataFrame:
     return table
 
 
-def conclude(df, runs: list[Run], folder: Path, command: str, seconds: float, report, samples) -> None:
+def conclude(df: pd.DataFrame, runs: list[Run], command: str, seconds: float, samples: pd.DataFrame) -> None:
     """Prints the tables, writes summary.json, draws accuracy.png, partition.png and what is the script's own."""
-    config, each = runs[0].config, per_trial(df)
+    config, folder, report, each = runs[0].config, runs[0].folder, runs[0].study.report, per_trial(df)
     summary = {"command": command, "seconds": round(seconds, 1), "threads": config.threads, "ranks": place()[1]}
     summary["device"] = torch.cuda.get_device_name() if runs[0].device == "cuda" else f"{platform.machine()} CPU"
     summary["versions"] = {"python": platform.python_version(), "torch": str(torch.__version__), "pandas": pd.__version__}

@@ -266,7 +266,7 @@ def test_presets_of_the_scripts_parse_and_can_be_typed(name, capsys):
 
 def a_run(folder, arm="a", trial=0, **flags) -> experiment.Run:
     config = Config(arm=arm, jobs=2, threads=1, dataset="tiny.npz", **flags)  # jobs: no progress bar
-    return experiment.Study(federate, ("arm",), None, unread, "test").run(config, trial, Path(folder))
+    return experiment.Study(federate, ("arm",), "test", unread=unread).run(config, trial, Path(folder))
 
 
 def trained(run) -> experiment.Run:
