@@ -542,17 +542,17 @@ def ranks():
 
 
 def on_first_rank(work: Callable):
-    """work() done by rank 0 alone; its result, or its UsageError, is that of every rank."""
-    outcome = [None, ""]
+    """work() done by rank 0 alone; its result, or its UsageError or OSError, is that of every rank."""
+    outcome = [None, None]
     if place()[0] == 0:
         try:
             outcome[0] = work()
-        except UsageError as error:
-            outcome[1] = str(error)
+        except (UsageError, OSError) as error:
+            outcome[1] = error
     if dist.is_initialized():
         dist.broadcast_object_list(outcome)
     if outcome[1]:
-        raise UsageError(outcome[1])
+        raise outcome[1]
     return outcome[0]
 
 
@@ -682,13 +682,8 @@ class Forgiving(io.TextIOBase):
 @contextlib.contextmanager
 def locked(folder: Path):
     """Keeps a second run out of the folder. The kernel lets go of the lock with the process; none that it starts has it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        if error.errno in FULL:
-            raise
-        raise UsageError(f"--out {folder}: {error.strerror}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(ImportError):  # Windows has none
             import fcntl
@@ -707,7 +702,7 @@ def claim(folder: Path, configs: list, automatic: int, method: tuple) -> int:
     A resumed run goes on with the old number of threads, since with another one sums have other last bits. Its sweeps may be
     wider or narrower, and its methods others; a flag that has none of its old values is another run's.
     """
-    config, path, threads, said = configs[0], folder / "config.json", configs[0].threads or automatic, ""
+    config, path, threads = configs[0], folder / "config.json", configs[0].threads or automatic
     values = {name: list(dict.fromkeys(getattr(c, name) for c in configs)) for name in config.__dataclass_fields__}
     flags = {name: v if len(v) > 1 else v[0] for name, v in values.items()}
     if config.resume and path.exists():
@@ -720,39 +715,31 @@ def claim(folder: Path, configs: list, automatic: int, method: tuple) -> int:
             old, new = ([*map(shown, v if isinstance(v, list) else [v])] for v in (saved.get(name, value), value))
             if name not in (*SINGLE, *method) and not {*old} & {*new}:
                 raise UsageError(f"{path}: of another run, left as it is ({name} {' '.join(old)}, not {' '.join(new)})")
-        threads = config.threads or before
-        if threads != (config.threads or automatic):
-            said = f"--resume: --threads stays {threads}; another number would change the last bits"
+        if not config.threads and before != automatic:
+            threads = before
+            say(f"--resume: --threads stays {threads}; another number would change the last bits")
     flags["threads"] = threads
-    try:
-        for name in ("metrics.csv", "summary.json", "accuracy.png"):
-            if (folder / name).is_dir():
-                raise IsADirectoryError(errno.EISDIR, "is a folder", str(folder / name))
-        for file in leftovers(folder, config.resume):
-            file.unlink(missing_ok=True)
-        write(folder / "checkpoints" / "writable", "")
-        (folder / "checkpoints" / "writable").unlink()
-        write(path, json.dumps(flags, indent=1))
-    except OSError as error:
-        if error.errno in FULL:
-            raise
-        raise UsageError(f"--out {error.filename or folder}: {error.strerror}") from None
-    if said:
-        say(said)
+    for name in ("metrics.csv", "summary.json", "accuracy.png"):
+        if (folder / name).is_dir():
+            raise IsADirectoryError(errno.EISDIR, "is a folder", str(folder / name))
+    for file in leftovers(folder, config.resume):
+        file.unlink(missing_ok=True)
+    write(folder / "checkpoints" / "writable", "")
+    (folder / "checkpoints" / "writable").unlink()
+    write(path, json.dumps(flags, indent=1))
     return threads
 
 
 def leftovers(folder: Path, resume: bool) -> list[Path]:
     """What this project wrote into the folder; with `resume` only what was half written."""
-    half = [*(folder / "checkpoints").glob("*.tmp"), *folder.glob("*.json.*.tmp"), *folder.glob("*.csv.*.tmp")]
-    figures = []
+    half = ("checkpoints/*.tmp", "*.json.*.tmp", "*.csv.*.tmp")
+    whole = ("config.json", "summary.json", "metrics.csv", "accuracy.png", "megabytes.png", "partition.csv", "partition.png")
+    whole += ("checkpoints/*-trial*.pt", "tensorboard/**/events*")
+    found = [path for pattern in half + whole * (not resume) for path in folder.glob(pattern)]
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        listed = json.loads((folder / "summary.json").read_text())["files"]
-        figures = [path for path in folder.iterdir() if path.name in listed and path.suffix in (".png", ".csv")]
-    names = ("config.json", "summary.json", "metrics.csv", "accuracy.png", "partition.csv", "partition.png", "megabytes.png")
-    whole = [*figures, *(folder / name for name in names), *(folder / "checkpoints").glob("*-trial*.pt")]
-    whole += (folder / "tensorboard").rglob("events*")
-    return half if resume else [*half, *whole]
+        figures = {} if resume else json.loads((folder / "summary.json").read_text())["files"]
+        found += [path for path in folder.iterdir() if path.name in figures and path.suffix in (".png", ".csv")]
+    return found
 
 
 def say(line: str) -> None:
@@ -781,9 +768,10 @@ def main(config_class, presets, doc, federate, method, argv=None, **hooks):
     if Path(script).stem != module:  # called by a test or a notebook
         script = sys.modules[module].__file__
     study, runs, os.environ["MPLBACKEND"] = Study(federate, tuple(method), module, **hooks), [], "agg"
-    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with contextlib.ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, number, signal.getsignal(number))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         output = stack.enter_context(contextlib.redirect_stdout(Forgiving(sys.stdout)))
         stack.enter_context(contextlib.redirect_stderr(Forgiving(sys.stderr)))
         try:
@@ -791,16 +779,13 @@ def main(config_class, presets, doc, federate, method, argv=None, **hooks):
             with ranks():
                 conduct(study, configs, runs, stack, typed(script, argv))
         except (UsageError, NonFiniteError, RankError, OSError, KeyboardInterrupt, SystemExit) as error:
-            for number in heard:
+            for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)  # while what was reached is put down
             again = typed(script, [*(word for word in argv if word != "--resume"), "--resume"])
             status, line = ended(error, runs, again)
             if line and (place()[0] == 0 or status == 4):
                 print(f"{Path(script).name}: {line}", file=sys.stderr)
             sys.exit(status)
-        finally:
-            for number, handler in heard.items():
-                signal.signal(number, handler)
         if output.full:
             print(f"{Path(script).name}: error: standard output is full; the files are written", file=sys.stderr)
             sys.exit(5)
@@ -874,22 +859,24 @@ def draw_partition(samples: pd.DataFrame, folder: Path) -> None:
 
 def ended(error: BaseException, runs: list[Run], again: str) -> tuple[int, str]:
     """(exit status, line) of what ended a command. metrics.csv then holds the rounds that are kept."""
+    said = f"{error.filename or 'a file'}: {error.strerror}" if isinstance(error, OSError) else str(error)
     if isinstance(error, UsageError):
-        return 2, f"error: {error}"
-    rows, status = [], getattr(error, "code", 130)  # sys.exit's, or Ctrl-C
+        return 2, f"error: {said}"
+    if isinstance(error, OSError) and not runs and error.errno not in FULL:  # before anything is trained
+        return 2, f"error: --out {said}"
+    rows = []
     with contextlib.suppress(UsageError, OSError):
         rows = [row | {"setting": run.setting} for run in runs if run.path.exists() for row in run.load()["rows"]]
         if rows and place()[0] == 0:
             metrics(rows, runs[0].folder)
     kept = f"{len(rows)} rounds are kept in {runs[0].folder}" if runs else "nothing was trained"
     if isinstance(error, NonFiniteError):
-        return 3, f"error: {error}; {kept}"
+        return 3, f"error: {said}; {kept}"
     if isinstance(error, RankError):
-        return 4, f"error: {error}; {kept}. To go on: {again}"
+        return 4, f"error: {said}; {kept}. To go on: {again}"
     if isinstance(error, OSError):
-        where = error.filename or "a file"  # of a figure, say
-        return 5, f"error: {where}: {error.strerror}; {kept}. To go on, once it can be written: {again}"
-    return status, f"stopped: {kept}. To go on:\n  {again}" if runs else ""
+        return 5, f"error: {said}; {kept}. To go on, once it can be written: {again}"
+    return getattr(error, "code", 130), f"stopped: {kept}. To go on:\n  {again}" if runs else ""  # of sys.exit, or Ctrl-C
 
 
 # ------------------------------------------------------------------------------------------------- tables and figures
