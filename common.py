@@ -48,6 +48,11 @@ class NonFiniteError(Exception):
     """A client's update holds NaN or infinity. The command line shows it as one line and exits with 3."""
 
 
+def first_line(error: BaseException) -> str:
+    """The beginning of what an error says, or its name."""
+    return (str(error) or type(error).__name__).splitlines()[0][:300]
+
+
 class Streams:
     """Independent generators keyed on (seed, trial, purpose, round, client, ...).
 
@@ -253,8 +258,7 @@ def load_data(name: str, root: str = "data", device: str = "cpu", size: int | No
             arrays = read_tree(Path(name)) if os.path.isdir(name) else read_npz(Path(name))
         return resident(*arrays, device=device, size=size)
     except Exception as error:  # zip, numpy, PIL and torchvision each have their own word for what is damaged or missing
-        reason = (str(error) or type(error).__name__).splitlines()[0][:300].rstrip(" :")
-        raise UsageError(f"--dataset {name}: {reason}{hint}") from error
+        raise UsageError(f"--dataset {name}: {first_line(error).rstrip(' :')}{hint}") from error
 
 
 def resident(x_train, y_train, x_test, y_test, owner=None, *, device="cpu", size=None) -> Data:
@@ -641,9 +645,9 @@ def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, no
                 logits = net.head(net.features(inputs(data.images("train", dtype)[None, :1])))
                 torch.autograd.grad(F.cross_entropy(logits[0], data.y_train[:1]), net.leaves)
     except Exception as error:  # torch's word for sizes that do not fit, or whatever somebody's own file raises
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         wants = "CLASS(channels, side, classes)" if own else "lstm reads text, lenet5 images from 16x16, big nets 32x32"
-        raise UsageError(f"--model {name}: cannot learn from samples of shape {shape} ({wants}): {reason}") from error
+        said = f"cannot learn from samples of shape {shape} ({wants}): {first_line(error)}"
+        raise UsageError(f"--model {name}: {said}") from error
     return model
 
 

@@ -52,7 +52,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import common
-from common import NonFiniteError, UsageError
+from common import NonFiniteError, UsageError, first_line
 
 # ------------------------------------------------------------------------------------------------------------- flags
 
@@ -146,8 +146,8 @@ SIGNS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.l
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk, a quota and a limit say when there is no more room
 
 
-PROCESS = ("resume", "out", "jobs", "profile", "track", "show_partition")  # flags that change no result
-FREE = (*PROCESS, "trials", "until_halfwidth", "most_trials")  # flags that change no run, so may differ when it is resumed
+FREE = ("resume", "out", "jobs", "profile", "track", "show_partition")  # flags that change no result
+FREE += ("trials", "until_halfwidth", "most_trials")  # nor any run, so they may differ when it is resumed
 SINGLE = (*FREE, "threads", "device", "tune", "tune_rounds", "stack_trials")  # flags that take one value
 DEALING = ("partition", "alpha", "classes_per_client", "min_size", "parts", "clients", "hold_out")  # who holds which samples
 DEALING += ("data_share",)  # of a single script
@@ -494,11 +494,6 @@ def write(path: Path, content) -> None:
         half.unlink(missing_ok=True)
 
 
-def first_line(error: BaseException) -> str:
-    """The beginning of what an error says, or its name."""
-    return (str(error) or type(error).__name__).splitlines()[0][:100]
-
-
 # --------------------------------------------------------------------------------------------------------- processes
 
 
@@ -842,9 +837,9 @@ def check(study: Study, runs: list[Run]) -> pd.DataFrame:
         labels, way = fl.data.y_train.cpu().numpy(), repr([getattr(config, name, 0) for name in ("dataset", "seed", *DEALING)])
         if fl.moved and way not in tables:
             say(f"partition: {fl.moved} of {len(labels)} samples moved, so that no client has less than {config.min_size}")
-        counts = pd.DataFrame([np.bincount(labels[shard], minlength=fl.data.classes) for shard in fl.shards])
-        table = counts.rename_axis("client").reset_index().melt("client", var_name="class", value_name="samples")
-        tables.setdefault(way, table[table.samples > 0].assign(setting=study.setting(config)))
+        dealt = pd.DataFrame({"class": labels[np.concatenate(fl.shards)], "client": np.repeat(fl.everyone, fl.sizes)})
+        table = dealt.groupby(["class", "client"]).size().reset_index(name="samples")
+        tables.setdefault(way, table.assign(setting=study.setting(config)))
     return pd.concat(tables.values())
 
 
