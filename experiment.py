@@ -845,11 +845,9 @@ def check(study: Study, runs: list[Run]) -> pd.DataFrame:
 
 def draw_partition(samples: pd.DataFrame, folder: Path) -> None:
     """partition.csv, and partition.png of at most 500 clients by class, where the area of a dot is the number of samples."""
-    import seaborn as sns
-
     write(folder / "partition.csv", samples.to_csv(index=False, columns=["setting", "client", "class", "samples"]))
     dots = {"x": "class", "y": "client", "size": "samples", "sizes": (2, 150), "height": 5}
-    save(sns.relplot(samples[samples.client < 500], **dots, **panels(samples)), folder / "partition.png")
+    draw(samples[samples.client < 500], folder / "partition.png", **dots)
 
 
 def ended(error: BaseException, runs: list[Run], again: str) -> tuple[int, str]:
@@ -1001,23 +999,17 @@ def as_json(value) -> str:
 
 def curves(df: pd.DataFrame, path: Path, y: str = "accuracy", x: str = "round") -> None:
     """One panel per setting, one curve per method: mean over trials +- one standard deviation; over another x all trials."""
-    import seaborn as sns
-
     how = {"errorbar": "sd"} if x == "round" else {"units": "trial", "estimator": None, "alpha": 0.6}
-    df = df.dropna(subset=y)
-    save(sns.relplot(df, x=x, y=y, hue="method", kind="line", height=3.6, **how, **panels(df)), path)
+    draw(df.dropna(subset=y), path, x=x, y=y, hue="method", kind="line", height=3.6, **how)
 
 
-def panels(df: pd.DataFrame) -> dict:
-    """seaborn's arguments for a panel per setting, where there are several."""
-    count = df.setting.nunique()
-    return {"col": "setting", "col_wrap": min(3, count)} if count > 1 else {}
-
-
-def save(grid, path: Path) -> None:
-    """A seaborn figure as a file, and out of the memory."""
+def draw(df: pd.DataFrame, path: Path, **how) -> None:
+    """A figure of seaborn's relplot as a file: a panel per setting, where there are several."""
+    import seaborn as sns
     from matplotlib import pyplot
 
+    count = df.setting.nunique()
+    grid = sns.relplot(df, **how, **({"col": "setting", "col_wrap": min(3, count)} if count > 1 else {}))
     grid.set_titles("{col_name}").savefig(path, dpi=150)
     pyplot.close(grid.figure)
 

@@ -66,7 +66,7 @@ def draw(df: pd.DataFrame, path: Path) -> None:
         accuracy = np.interp(shown, own.uploads, own.accuracy)
         parts.append(pd.DataFrame({"method": method, "trial": trial, "uploads": shown, "accuracy": accuracy}))
     how = {"x": "uploads", "y": "accuracy", "hue": "method", "kind": "line", "errorbar": "sd", "height": 3.8, "aspect": 1.3}
-    experiment.save(sns.relplot(pd.concat(parts), **how).set_ylabels("test accuracy (%)"), path)
+    sns.relplot(pd.concat(parts), **how).set_ylabels("test accuracy (%)").savefig(path, dpi=150)
 
 
 def main(argv=None) -> None:
