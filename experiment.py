@@ -144,8 +144,6 @@ class Config:
 
 SIGNS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a disk, a quota and a limit say when there is no more room
-
-
 FREE = ("resume", "out", "jobs", "profile", "track", "show_partition")  # flags that change no result
 FREE += ("trials", "until_halfwidth", "most_trials")  # nor any run, so they may differ when it is resumed
 SINGLE = (*FREE, "threads", "device", "tune", "tune_rounds", "stack_trials")  # flags that take one value
@@ -772,7 +770,9 @@ def main(config_class, presets, doc, federate, method, argv=None, **hooks):
         try:
             configs, study.swept = parse(config_class, presets, doc, argv)
             with ranks():
-                conduct(study, configs, runs, stack, typed(script, argv))
+                folder = conduct(study, configs, runs, stack, typed(script, argv))
+            if place()[0] == 0:
+                print(f"results: {folder}")
         except (UsageError, NonFiniteError, RankError, OSError, KeyboardInterrupt, SystemExit) as error:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)  # while what was reached is put down
@@ -786,8 +786,8 @@ def main(config_class, presets, doc, federate, method, argv=None, **hooks):
             sys.exit(5)
 
 
-def conduct(study: Study, configs: list, runs: list[Run], stack: contextlib.ExitStack, command: str) -> None:
-    """Trains every run and reports. Flags, data, net and partition are checked before anything in the folder is changed."""
+def conduct(study: Study, configs: list, runs: list[Run], stack: contextlib.ExitStack, command: str) -> Path:
+    """Trains every run, reports, returns the folder. Flags, data, net, partition are checked before anything there changes."""
     first, begun, wanted = configs[0], time.perf_counter(), {}
     folder = Path(first.out or f"runs/{study.script}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -801,7 +801,7 @@ def conduct(study: Study, configs: list, runs: list[Run], stack: contextlib.Exit
     if first.show_partition and place()[0] == 0:
         draw_partition(samples, folder)
     if first.show_partition or study.instead and study.instead(first, planned, folder):
-        return print(f"results: {folder}") if place()[0] == 0 else None
+        return folder
     threads = on_first_rank(lambda: claim(folder, configs, automatic, study.method))
     for config in configs:
         config.threads = threads
@@ -819,7 +819,7 @@ def conduct(study: Study, configs: list, runs: list[Run], stack: contextlib.Exit
         conclude(df, runs, command, time.perf_counter() - begun, samples)
         if first.profile:
             pstats.Stats(profile, stream=sys.stdout).sort_stats("cumulative").print_stats(rf"common\.py|{study.script}", 25)
-        print(f"results: {folder}")
+    return folder
 
 
 def check(study: Study, runs: list[Run]) -> pd.DataFrame:
