@@ -459,17 +459,16 @@ class Run:
 
 
 def restore(state: dict, saved: dict, path: Path) -> None:
-    """Fills `state` in place, so that objects which share its inner dicts (a base's memory) see the restored values."""
-    for name in state.keys() - saved.keys():
-        del state[name]
-    for name, value in saved.items():
-        here = state.get(name)
+    """`saved` in the place of what `state` holds; objects that share one of its inner dicts see the restored values."""
+    for name in state.keys() & saved.keys():
+        here, value = state[name], saved[name]
         if isinstance(here, Tensor) and (getattr(value, "shape", 0), getattr(value, "dtype", 0)) != (here.shape, here.dtype):
             raise UsageError(f"{path}: {name} has another shape or type, left as it is; remove it to begin it anew")
-        if isinstance(value, dict) and isinstance(here, dict):
+        if isinstance(here, dict) and isinstance(value, dict):
             restore(here, value, path)
-        else:
-            state[name] = value
+            saved[name] = here
+    state.clear()
+    state.update(saved)
 
 
 def write(path: Path, content) -> None:
