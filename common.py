@@ -13,7 +13,6 @@ import contextvars
 import copy
 import functools
 import gc
-import heapq
 import math
 import os
 import runpy
@@ -344,21 +343,16 @@ def class_owners(clients: int, classes: int, own: int, rng) -> list[np.ndarray]:
 
 def fill(owners, counts, min_size, rng) -> int:
     """Moves samples one at a time, each a random one of the largest client, to those below `min_size`; returns how many."""
-    poor, moved = np.flatnonzero(counts < min_size), 0
-    if len(poor) == 0:
-        return 0
+    receivers = np.repeat(np.arange(len(counts)), np.maximum(min_size - counts, 0))
     shuffled = rng.permutation(len(owners))
-    order, ends = shuffled[np.argsort(owners[shuffled], kind="stable")], np.cumsum(counts)  # by owner, at random within
-    rich = [(-counts[i], i) for i in np.flatnonzero(counts > min_size)]
-    heapq.heapify(rich)
-    for client in np.repeat(poor, min_size - counts[poor]):
-        size, giver = heapq.heappop(rich)
+    order = shuffled[np.argsort(owners[shuffled], kind="stable")]  # by owner, at random within
+    ends, left = np.cumsum(counts), counts.copy()
+    for client in receivers:
+        giver = left.argmax()  # of equals the first
+        left[giver] -= 1
         ends[giver] -= 1
         owners[order[ends[giver]]] = client
-        moved += 1
-        if -size - 1 > min_size:
-            heapq.heappush(rich, (size + 1, giver))
-    return moved
+    return len(receivers)
 
 
 def natural(owner, clients, min_size, rng) -> list[np.ndarray]:
