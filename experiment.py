@@ -40,8 +40,6 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +67,7 @@ def flag(default, help: str, low=None, high=None, above=None, below=None, choice
     return dataclasses.field(default=default, metadata=meta)
 
 
-@dataclass
+@dataclasses.dataclass
 class Config:
     """The flags every script has, in the order of --help. A script's own Config adds the algorithm's and other defaults."""
 
@@ -250,7 +248,7 @@ def shown(value) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else {"True": "on", "False": "off"}.get(str(value), str(value))
 
 
-@dataclass
+@dataclasses.dataclass
 class Study:
     """What a script gives to `main`, and the flags that a command sweeps: known to its runs in whatever process they are."""
 
@@ -286,7 +284,7 @@ class Study:
         return list(runs.values())
 
 
-@dataclass(eq=False)
+@dataclasses.dataclass(eq=False)
 class Run:
     """One method in one setting and trial: its rows of metrics.csv, and its checkpoint."""
 
@@ -640,7 +638,7 @@ def train_all(runs: list[Run]) -> None:
                 for path, rows in (bar := tqdm(itertools.chain.from_iterable(ended), **how)):
                     by_path[path].rows = rows
                     bar.set_postfix_str(f"{by_path[path]} {by_path[path].accuracy()}")
-            except BrokenProcessPool as error:
+            except concurrent.futures.BrokenExecutor as error:
                 raise RankError(f"a process of --jobs is gone ({first_line(error)})") from None
 
 
