@@ -282,11 +282,7 @@ def report(df: pd.DataFrame, runs: list[experiment.Run], folder) -> None:
     each[["clients", "data"]] = [orders[method] for method in each.method]
     cells = each.groupby(["setting", "clients", "data"], sort=False).final.agg(lambda A: f"{A.mean():.2f} +- {A.std():.2f}")
     print(f"\nfinal accuracy (%), client orders by data orders\n{cells.unstack('data', sort=False).to_string()}")
-    finals = each.set_index(["setting", "trial", "method"]).final.unstack("method", sort=False)
-    if "vanilla" in finals and len(finals.columns) > 1:
-        gains = finals.drop(columns="vanilla").sub(finals["vanilla"], axis=0).groupby("setting", sort=False)
-        said = gains.agg(lambda A: "{:+.2f} [{:+.2f}, {:+.2f}]".format(*experiment.interval(A)))
-        print(f"\nA_o = final accuracy of o - final accuracy of vanilla (paired, 95 %)\n{said.T.to_string()}")
+    experiment.print_gains(experiment.per_trial(df), "vanilla")
     rows = []
     for setting, trial in each.groupby(["setting", "trial"], sort=False).groups:  # an arm names only the flags that it reads
         run = next(r for r in runs if r.trial == trial and set(r.setting.split()) <= set(setting.split()))

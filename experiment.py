@@ -907,6 +907,15 @@ def interval(d) -> tuple[float, float, float]:
     return float(d.mean()), float(d.mean() - half), float(d.mean() + half)
 
 
+def print_gains(each: pd.DataFrame, control: str) -> None:
+    """Prints A_o, every method's final accuracy minus the control's by trial: mean and 95 % Student interval."""
+    finals = each.final.unstack("method", sort=False)
+    if control in finals and len(finals.columns) > 1:
+        gains = finals.drop(columns=control).sub(finals[control], axis=0).groupby("setting", sort=False)
+        said = gains.agg(lambda A: "{:+.2f} [{:+.2f}, {:+.2f}]".format(*interval(A)))
+        print(f"\nA_o = final accuracy of o - final accuracy of {control} (paired, 95 %)\n{said.T.to_string()}")
+
+
 def differences(each: pd.DataFrame) -> pd.DataFrame:
     """Every setting's pairs of methods, a before b, by trial: mean and standard deviation of a - b, its 95 % Student interval,
     p of no difference; for pairs with a setting's first method p after Holm's correction over all of these, too.

@@ -281,11 +281,12 @@ def unread(config) -> tuple[str, ...]:
 
 
 def report(df, runs, folder) -> None:
-    """orders.png: final accuracy by setting and order, mean +- std over trials: the layout of Figs 1 to 3 and 10."""
+    """Prints A_curr, A_anti, ..; orders.png: final accuracy by setting and order, mean +- std, laid out as Figs 1 to 3, 10."""
     import seaborn as sns
     from matplotlib import pyplot
 
-    final = experiment.per_trial(df).reset_index()
+    experiment.print_gains(each := experiment.per_trial(df), "vanilla")
+    final = each.reset_index()
     final["setting"], wide = final.setting.str.replace(" ", "\n"), max(1.6, 0.3 * final.setting.nunique())
     grid = sns.catplot(final, x="setting", y="final", hue="method", kind="bar", errorbar="sd", height=3.6, aspect=wide)
     grid.set_axis_labels("", "final test accuracy (%)").savefig(folder / "orders.png", dpi=150)

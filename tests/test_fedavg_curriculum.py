@@ -13,6 +13,7 @@ from decimal import Decimal, getcontext
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -947,6 +948,19 @@ def test_orders_png_shows_the_final_round(reference):
     whiskers = [np.ptp(line.get_ydata()) / 2 for line in axes.lines if np.ptp(line.get_ydata()) > 0]
     assert whiskers == pytest.approx(spread)
     assert (folder / "orders.png").stat().st_size > 5000 and (folder / "accuracy.png").stat().st_size > 5000
+
+
+def test_what_an_order_gains_over_vanilla_is_printed(reference, capsys):
+    """A_curr, A_anti and A_random; 12.7062 is the .975 quantile of Student's t with one degree of freedom."""
+    rows = metrics(reference[0])
+    final = {o: [float(r["accuracy"]) for r in rows if r["method"] == o and r["round"] == "4"] for o in ORDERS}
+    script.report(pd.DataFrame(rows).astype({"accuracy": float, "round": int, "trial": int, "uploads": int}), [], reference[0])
+    said = capsys.readouterr().out.partition("A_o =")[2].splitlines()
+    for order in ("curriculum", "anti", "random"):
+        A = np.subtract(final[order], final["vanilla"])
+        half = 12.7062 * abs(A[0] - A[1]) / 2
+        [line] = [line for line in said if line.split()[:1] == [order]]
+        assert line.split(None, 1)[1] == f"{A.mean():+.2f} [{A.mean() - half:+.2f}, {A.mean() + half:+.2f}]"
 
 
 def test_a_sweep_trains_once_what_does_not_read_it(data_file, tmp_path, monkeypatch):
