@@ -777,9 +777,10 @@ def main(config_class, presets, doc, federate, method, argv=None, **hooks):
             status, line = ended(error, runs, again)
             if line and (place()[0] == 0 or status == 4):
                 print(f"{Path(script).name}: {line}", file=sys.stderr)
-            sys.exit(status)
+            if status or not output.full:
+                sys.exit(status)
         if output.full:
-            print(f"{Path(script).name}: error: standard output is full; the files are written", file=sys.stderr)
+            print(f"{Path(script).name}: error: standard output is full; what goes to files is written", file=sys.stderr)
             sys.exit(5)
 
 

@@ -1233,12 +1233,14 @@ def test_pipes_and_environment(work):
         process(work, script=["bash", "-c", f"{quoted} --out=mute >/dev/full 2>&1", ""]),
         process(work, script=["bash", "-c", f"{quoted} --out=closed >&- 2>&-", ""]),
         process(work, script=["bash", "-c", f"{shlex.join([sys.executable, __file__])} --help | head -1", ""]),
+        process(work, script=["bash", "-c", f"{shlex.join([sys.executable, __file__])} --help >/dev/full", ""]),
     ]
-    for running, folder in zip(done, ("ü", "full", "mute", "closed", ""), strict=True):
+    for running, folder in zip(done, ("ü", "full", "mute", "closed", "", "help"), strict=True):
         _, errors = running.communicate(timeout=120)
-        assert running.returncode == 5 * (folder in ("full", "mute")), (folder, errors)
-        assert "Traceback" not in errors and "Error" not in errors and ("output is full" in errors) == (folder == "full")
-        if folder:
+        assert running.returncode == 5 * (folder in ("full", "mute", "help")), (folder, errors)
+        assert "Traceback" not in errors and "Error" not in errors
+        assert ("output is full" in errors) == (folder in ("full", "help"))
+        if folder not in ("", "help"):
             assert {"metrics.csv", "summary.json", "accuracy.png"} <= {path.name for path in (work / folder).iterdir()}
 
 
