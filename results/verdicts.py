@@ -388,9 +388,9 @@ def _():
     fim, cells = cost.loc["FedFIM"], []
     for name in ("batch", "per_sample"):
         own = cost.loc[f"FGN {name}"]
-        times, memory = fim.seconds / own.seconds, fim.MiB / own.MiB
+        times, memory = fim.seconds / own.seconds, own.MiB / fim.MiB
         cells.append(f"{name.replace('_', '-')} FGN is {times.min():.1f} to {times.max():.0f} times faster")
-        cells[-1] += f" and takes 1/{memory.max():.0f} to 1/{memory.min():.1f} of the memory" if name != "batch" else ""
+        cells[-1] += f" and takes {memory.min():.2f} to {memory.max():.2f} of its memory" if name != "batch" else ""
     return "; ".join(cells) + f" ({', '.join(fim.index)})"
 
 
