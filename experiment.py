@@ -526,6 +526,7 @@ def ranks():
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or re.search("gloo|nccl|connection", str(error), re.IGNORECASE)):
             raise
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which follows, must not come before the line that says why
         raise RankError(f"rank {place()[0]}: another rank is gone ({first_line(error)})") from None
     finally:
         dist.destroy_process_group()
