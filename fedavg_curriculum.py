@@ -1,8 +1,8 @@
 """python fedavg_curriculum.py --order curriculum anti random vanilla --score G --alpha 0.1
 
 The data curriculum of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV 2023), Algorithm 1: every
-client that takes part in a round scores its samples with the model it holds, sorts them, and trains its T local steps on
-the easiest g(t) of them, where the pacing function g grows from b N to N over the first a T steps.
+client that takes part in a round scores its samples with the model it receives (or its own, or an expert), sorts them, and
+trains its T local steps on the easiest g(t), where the pacing function g grows from b N to N over the first a T steps.
 
 What differs from the paper, and why:
 - The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root miss N, step overshoots it
@@ -11,7 +11,7 @@ What differs from the paper, and why:
 - Every order takes the same T = E ceil(N/B) steps of min(B, N) samples: a batch in which a pass over the admitted samples
   ends is filled from the next pass. With b = 1 curriculum, anti, random, fixed and vanilla are one program.
 - The paper's random draws anew at each step (here `random-step`); `random` draws one permutation in each round.
-- FedProx keeps a proximal term and SCAFFOLD divides by the step length: the authors' own code does neither.
+- FedProx keeps a proximal term and SCAFFOLD divides theta_g - theta_m by its steps' length: the authors' code does neither.
 - Not in the paper: `shuffled`, `weighted` and `fixed` tell order from exposure; `balanced`, the thresholds, FedLC are rivals.
 """
 
@@ -27,7 +27,7 @@ import experiment
 from experiment import flag
 
 ORDERS = ("curriculum", "anti", "random", "vanilla")
-RIVALS = ("random-step", "shuffled", "weighted", "fixed", "balanced", "threshold", "hard-threshold")
+EXTRA = ("random-step", "shuffled", "weighted", "fixed", "balanced", "threshold", "hard-threshold")
 UNSCORED = ("random", "vanilla", "random-step", "fixed")  # orders that ask for no difficulty
 SCORES = ("G", "L", "LG", "G_pred", "L_pred", "LG_pred", "E")
 LOCAL = ("L", "LG", "L_pred", "LG_pred")  # scores that ask the client's own model
@@ -47,14 +47,15 @@ class Config(experiment.Config):
     order: str = flag(
         ORDERS,
         "curriculum: easy first; anti: hard first; random: a permutation a round, paced; vanilla: no pacing; random-step: "
-        "drawn at each step; shuffled: the curriculum's batches at other times; weighted: vanilla weighted by its visits; "
-        "fixed: one permutation for all rounds; balanced: easy first in each class; thresholds: losses below, above lambda",
-        choices=ORDERS + RIVALS,
+        "drawn at each step, so never paced; shuffled: the curriculum's batches at other times; weighted: vanilla weighted "
+        "by its visits; fixed: one permutation for all rounds; balanced: easy first in each class; threshold, "
+        "hard-threshold: losses below, above a rising lambda",
+        choices=ORDERS + EXTRA,
     )
     score: str = flag(
         "G",
-        f"difficulty, one of {', '.join(SCORES)}: loss or errors of the global (G), own (L) or an expert (E) model; or "
-        "MODULE:FUNCTION of your own, (logits, labels, losses) -> keys, small = easy",
+        f"difficulty, one of {', '.join(SCORES)}: loss or errors of the global (G), own (L), both (LG) or an expert (E) model; "
+        "or MODULE:FUNCTION of your own, (logits, labels, losses) -> keys, small = easy",
         kind=lambda name: name if name in SCORES else own_score(name) and name,
     )
     lg_pred: str = flag("disagree", "LG_pred: do models disagree, or how many err", choices=("disagree", "errors"))
@@ -126,7 +127,7 @@ def own_score(name: str) -> Callable:
 
 
 def sort(order: str, keys: np.ndarray | None, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Places (N,) in the shard of (x_1, ..., x_n) <- sort({x_1, ..., x_n}, s, o); y (N,) are the labels.
+    """(x_1, ..., x_n) <- sort({x_1, ..., x_n}, s, o) as places (N,) in the shard; y (N,) are the labels.
 
     A seeded permutation breaks ties: prediction keys are nearly all ties. balanced merges the sorted classes so that any
     prefix holds the easiest fraction of each (Hacohen and Weinshall, 2019).
@@ -144,7 +145,7 @@ def sort(order: str, keys: np.ndarray | None, y: np.ndarray, rng: np.random.Gene
 
 
 def admitted(config, order: str, keys: np.ndarray | None, steps: np.ndarray, T: int, N: int) -> np.ndarray:
-    """g (len(steps),), how many of the N sorted samples each of `steps` of T may draw from; `keys` (N,) are sorted alike.
+    """g (len(steps),): how many of the N sorted samples are drawn from at `steps` out of T; `keys` (N,) are sorted alike.
 
     threshold: losses <= lambda, which rises in a T steps from the loss of sample b N to the largest (self-paced learning,
     Kumar et al., 2010). hard-threshold: losses >= lambda, from the smallest up to that of the hardest b N (the idea of
@@ -161,10 +162,11 @@ def admitted(config, order: str, keys: np.ndarray | None, steps: np.ndarray, T: 
 
 
 def paced_batches(ordered: np.ndarray, g: np.ndarray, batch_size: int, refresh: str, rng: np.random.Generator) -> np.ndarray:
-    """The index schedule (T, B) of one client: step t draws min(B, N) of the first g[t] samples, without replacement.
+    """The index schedule (T, B) of one client: step t draws min(B, N) of the first g[t] samples.
 
-    refresh 'pass' draws until the prefix is used up, then goes on, in the same batch, with the prefix of that step; 'step'
-    reads it at every step. Admitted samples are sorted before the shuffle: only who is admitted matters, not their order.
+    refresh 'pass' draws without replacement until the prefix is used up, then goes on, in the same batch, with the prefix of
+    that step; 'step' reads it at every step. The admitted are put in the order of their indices and shuffled: only who is
+    admitted matters.
     """
     batches, queue = np.full((len(g), batch_size), -1, dtype=np.int64), ordered[:0]
     B = min(batch_size, len(ordered))
@@ -204,12 +206,14 @@ def schedule(config, shard, keys, y, streams: common.Streams, t: int, m: int) ->
 class CurriculumBatchSampler(torch.utils.data.Sampler):
     """A client's round for your own loop: DataLoader(dataset, batch_sampler=CurriculumBatchSampler(labels, keys, round)).
 
-    labels and keys (n,) are those of the dataset's samples (keys None where the order asks for none), flags this script's.
-    weights[i] belong to the losses of batch i: ones, but for order="weighted".
+    labels and keys (n,) are those of the dataset's samples, flags this script's. weights[i, :len(batch)] belong to the losses
+    of batch i: ones, but for order="weighted". ValueError where the order asks for keys and there are none.
     """
 
     def __init__(self, labels, keys=None, round: int = 0, client: int = 0, order: str = "curriculum", **flags):
         config, own, y = Config(order=order, **flags), np.arange(len(labels)), np.asarray(labels)
+        if keys is None and order not in UNSCORED:
+            raise ValueError(f"order {order!r} wants keys: the difficulty of each sample")
         keys = None if keys is None else np.asarray(keys)
         self.batches, self.weights = schedule(config, own, keys, y, common.Streams(config.seed), round, client)
 
@@ -258,7 +262,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run, observer=No
 
 
 def fedlc(config, fl: common.Federation, labels: list[np.ndarray]) -> dict:
-    """FedLC (Zhang et al., 2022): cross-entropy of logits - tau n_c^(-1/4), n_c the client's samples of class c."""
+    """FedLC (Zhang et al., 2022): cross-entropy of logits - tau n_c^(-1/4), n_c the number of its samples of class c."""
     n = np.stack([np.bincount(y, minlength=fl.data.classes) for y in labels]).clip(1e-8)  # (K, C)
     margin = torch.as_tensor(config.fedlc * n**-0.25, device=fl.model.device, dtype=fl.model.dtype)
 
@@ -273,7 +277,7 @@ def fedlc(config, fl: common.Federation, labels: list[np.ndarray]) -> dict:
 
 
 def unread(config) -> tuple[str, ...]:
-    """The flags that this order does not read: it is trained once in their sweep."""
+    """The flags that this order does not read: it is trained once for all their values."""
     flags = ("score", "lg_pred", "expert_epochs") if config.order in UNSCORED else ()
     flags += ("pacing", "pacing_a", "pacing_b", "pacing_scope") if config.order in ("vanilla", "random-step") else ()
     flags += ("pacing",) if config.order.endswith("threshold") else ()
@@ -281,7 +285,7 @@ def unread(config) -> tuple[str, ...]:
 
 
 def report(df, runs, folder) -> None:
-    """Prints A_curr, A_anti, ..; orders.png: final accuracy by setting and order, mean +- std, laid out as Figs 1 to 3, 10."""
+    """Prints the gains over vanilla; orders.png: final accuracy by setting and order, mean +- std, as Figs 1 to 3 and 10."""
     import seaborn as sns
     from matplotlib import pyplot
 
@@ -298,7 +302,7 @@ ALL, BETAS = f"{CIFAR10} vanilla", "--alpha 0.05 0.2 0.9"
 CIFAR100 = f"{ALL} --dataset cifar100 --model resnet9 --lr 0.01 --lr-power 0 --weight-decay 0 {BETAS}"
 PACED = "--pacing linear quadratic root step exponential --pacing-a 0.1 0.5 0.8"
 PARTS = "--parts 100 200 400 800"
-EXPOSURE = f"{ALL} {' '.join(RIVALS)} --rounds 40 --epochs 5 --lr 0.01 --lr-power 0 --trials 5"
+EXPOSURE = f"{ALL} {' '.join(EXTRA)} --rounds 40 --epochs 5 --lr 0.01 --lr-power 0 --trials 5"
 PRESETS = {
     "table1": f"{ALL} {BETAS}  # FedAvg by heterogeneity, CIFAR-10",
     "table2": f"{ALL} {BETAS} --base fedprox  # FedProx",

@@ -6,11 +6,12 @@ learning period and the next round selects twice as many clients; else half as m
 
 What differs from the paper, and why:
 - FGN is reported as G = eta ||g||^2 >= 0, the printed one without its minus sign: the rule is a ratio and does not see it.
-- ||g||^2 is the mean over the local batches, which training computes anyway; --fgn per_sample is the literal text.
+- ||g||^2 is the mean over the local batches' gradients, which training computes anyway; --fgn per_sample follows the text.
 - Round 0 has no predecessor and counts as critical. A vanished FGN(t-1) is guarded.
-- Ours, marked so: --window; the noise of FGN and of the aggregate over the draw of clients; --select, other draws; --budget,
-  equal uploads for every arm; --server-ema; and the controls `constant` (FedCL's uploads spread evenly), `shifted` (its
-  counts half a run later), `front` (largest first), `rising` (least final noise), `longer` (its base at more local epochs).
+- Ours, marked so: --window; the noise of FGN and of the aggregate over the draw of clients; --select, other ways to draw;
+  --budget, equal uploads for every arm; --server-ema; and the controls `constant` (FedCL's uploads spread evenly), `shifted`
+  (its numbers of clients half a run later), `front` (largest first), `rising` (least final noise), `longer` (its base at more
+  local epochs).
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from common import UsageError
 from experiment import flag
 
 BASES = ("fedavg", "fedprox", "vrlsgd", "fednova", "fedadagrad", "fedyogi", "fedadam")
-REPLAYS = ("constant", "shifted", "front", "rising")  # arms that spend FedCL's uploads in another order
+REPLAYS = ("constant", "shifted", "front", "rising")  # arms that spend FedCL's uploads at other times
 ARMS = ("cl", "base", "random", "longer", *REPLAYS)
 FGN = ("batch", "per_sample", "full")
 
@@ -43,8 +44,8 @@ FGN = ("batch", "per_sample", "full")
 
 
 def uniform(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
-    """Algorithm 1: every set is as likely; weights N_k (line 6), a ratio estimator of sum_k p_k theta_k. As the sum of N_k is
-    random too, its noise is that of n / (1 + CV^2(N)) clients of equal size."""
+    """Algorithm 1: every set is equally likely; weights N_k (line 6), a ratio estimator of sum_k p_k theta_k. Unequal weights
+    make its noise that of n / (1 + CV^2(N)) clients of equal size."""
     clients = fl.select(t, n)
     return clients, fl.sizes[clients], np.full(n, n / len(fl.sizes)), 0
 
@@ -73,7 +74,7 @@ def inclusion(sizes: np.ndarray, n: int) -> np.ndarray:
 
 
 def rule(select: str):
-    """The rule of --select. One from elsewhere may also learn(fl, state, t, clients, update) from what they sent."""
+    """The rule of --select. One of your own may have a learn(fl, state, t, clients, update), called after training."""
     if select in SELECT:
         return SELECT[select]
     try:
@@ -99,7 +100,7 @@ def chosen(select: str, *now) -> tuple:
 
 @contextlib.contextmanager
 def guarded(select: str):
-    """What somebody's own rule raises is one line."""
+    """What somebody's own rule raises becomes one line."""
     try:
         yield
     except (UsageError, common.NonFiniteError):
@@ -126,8 +127,8 @@ class Config(experiment.Config):
 
     arm: str = flag(
         ("cl", "base"),
-        "FedCL; its base; A.4's random sizes; the base at as many samples as draws by size take; FedCL's uploads spread "
-        "evenly, late, largest first, or for the least final noise",
+        "cl: FedCL; base: its base; random: A.4's sizes; longer: the base at as many samples as draws by size take; FedCL's "
+        "uploads spread evenly (constant), late (shifted), largest first (front), for the least final noise (rising)",
         choices=ARMS,
     )
     detector: str = flag("fgn", "Eq. 2 on FGN, or on FedFIM", choices=("fgn", "fim"))
@@ -136,7 +137,7 @@ class Config(experiment.Config):
         0, "samples a client reads for per_sample, full and fim, anew each round (0: all)", low=0, high=10**7
     )
     fgn_lr: bool = flag(True, "FGN = eta ||g||^2; --no-fgn-lr leaves eta out")
-    delta: float = flag(0.01, "growth of FGN in a round that makes it critical (inf: none)", low=0, high=float("inf"))
+    delta: float = flag(0.01, "relative growth of FGN from which on a round is critical (inf: none)", low=0, high=float("inf"))
     window: int = flag(1, "compare the mean FGN of W rounds with that of the W before (1: the paper)", low=1, high=10**6)
     first_round_critical: bool = flag(True, "round 0, which has no predecessor, counts as critical")
     fewest: int = flag(0, "least clients of a round (0: half of --clients-per-round)", low=0, high=10**6)
@@ -148,8 +149,8 @@ class Config(experiment.Config):
     kappa: float = flag(0.05, "share of earlier noise that a round forgets, for the arm rising", low=0, below=1)
     each: int = flag(0, "clients of every round of the arms base and longer (0: --clients-per-round)", low=0, high=10**7)
     select: str = flag("uniform", "how clients are drawn: uniform, size (in proportion to N_k) or MODULE:FUNCTION", kind=str)
-    budget: int = flag(0, "end every arm when U uploads are spent, eta by their share (0: at --rounds)", low=0, high=10**9)
-    server_ema: float = flag(0.0, "test an average of the server's nets, so much of it the last (0: the net)", low=0, below=1)
+    budget: int = flag(0, "end every arm when U uploads are spent, which eta then follows (0: at --rounds)", low=0, high=10**9)
+    server_ema: float = flag(0.0, "test ema <- s ema + (1 - s) theta_g, not theta_g itself (0: theta_g)", low=0, below=1)
 
     def check(self) -> None:
         super().check()
@@ -193,7 +194,7 @@ def squared_norms(model: common.Model, theta: Tensor, data: common.Data, groups:
     """||gradient at theta of the mean loss of a group||^2 for the groups (G, B) of samples: (G,) float64, in eval mode.
 
     fisher, for B = 1: sum_y p(y|x) ||grad log p(y|x)||^2, labels from the model itself, exact over the classes; its mean over
-    x is the trace of the Fisher matrix (Yan et al., 2022). Groups are clients that hold theta, with one backward pass.
+    x is the trace of the Fisher matrix (Yan et al., 2022). Groups pose as clients that hold theta: one backward pass.
     """
     floats = 2**23 if model.device == "cpu" else 2**29  # of gradients held at once
     at_once = 1 if model.plain else max(1, min(64, floats // model.trainable))
@@ -266,8 +267,8 @@ def noise(theta: Tensor, weights: Tensor, w: np.ndarray, pi: np.ndarray) -> dict
 def is_critical(history: Sequence[float], delta: float, window: int = 1, first: bool = True) -> bool:
     """Eq. 2 for the last of `history`: (FGN(t) - FGN(t-1)) / FGN(t-1) >= delta.
 
-    With a window W (ours): growth per round from the mean of the W before to that of the last W; W is half of what is known
-    while that is less.
+    With a window W (ours): growth per round from the mean of the W before to that of the last W; early on W is half of the
+    rounds so far.
     """
     if len(history) < 2:
         return first
@@ -364,7 +365,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
 
 
 def refuse_unplayable(config: Config, runs: list, folder) -> bool:
-    """Raises UsageError where an arm would repeat the sizes of a FedCL that is not trained; never does anything instead."""
+    """Raises UsageError where an arm would repeat the sizes of a FedCL that is not trained; else training begins."""
     trained = {run.path for run in runs}
     if any(run.config.arm in REPLAYS and run.other(arm="cl").path not in trained for run in runs):
         raise UsageError(f"--arm: {', '.join(REPLAYS)} repeat the sizes of cl; add cl")
@@ -426,7 +427,7 @@ def draw(df: pd.DataFrame):
 
 
 def report(df: pd.DataFrame, runs: list, folder) -> None:
-    """Prints selection.csv; writes targets.csv and fgn.png."""
+    """Writes and prints selection.csv; writes targets.csv and fgn.png."""
     table = selection(df)
     table.to_csv(folder / "selection.csv")
     print(table.to_string(float_format="%.1f"))
@@ -460,7 +461,7 @@ PRESETS = {
     "fig29": f"{ALEXNET} {ALPHAS} --base fedavg fedprox vrlsgd fednova --dataset cifar100  # (29, 30, 33-36)",
     "fig29-vgg": f"{VGG} {ALPHAS} --base fedavg fedprox vrlsgd fednova --dataset cifar100  # the same with VGG-11",
     "fig31": f"{TEXT} --base fedavg fedprox vrlsgd fednova  # clients are speaking roles (31, 32, 37, 38)",
-    "fig31-dirichlet": f"{TEXT} {ALPHAS} --base fedavg fedprox vrlsgd fednova --partition dirichlet  # on the next character",
+    "fig31-dirichlet": f"{TEXT} {ALPHAS} --base fedavg fedprox vrlsgd fednova --partition dirichlet  # by the next character",
     "fig39": f"{ALEXNET} {BOTH} {LATE} {NETS}  # FedAdagrad, FedYogi, FedAdam (39-46)",
     "fig47": f"{ALEXNET} {PAIR} --arm cl base random --p-double {P}  # A.4: random doubling",
     "fig48": f"{ALEXNET} {PAIR} --arm cl base random --p-halve {P}  # A.4: random halving",

@@ -25,7 +25,7 @@ import fedavg_curriculum as script
 
 ROOT = Path(script.__file__).parent
 ORDERS, FAMILIES = ("curriculum", "anti", "random", "vanilla"), ("linear", "quadratic", "root", "step", "exponential")
-RIVALS = ("random-step", "shuffled", "weighted", "fixed", "balanced", "threshold", "hard-threshold")
+EXTRA = ("random-step", "shuffled", "weighted", "fixed", "balanced", "threshold", "hard-threshold")
 getcontext().prec = 50
 
 # -------------------------------------------------------------------------------------------------------------- pacing
@@ -186,7 +186,7 @@ def made(config, order, n=23, seed=1, t=2, m=3, keys=None, y=None):
 def test_every_order_takes_as_many_steps_and_samples(refresh, scope):
     config = small(pacing_scope=scope, refresh=refresh)
     for n in (1, 3, 4, 5, 23):
-        for order in ORDERS + RIVALS:
+        for order in ORDERS + EXTRA:
             batches = made(config, order, n)
             assert batches.shape == (2 * -(-n // 4), 4)  # E ceil(N/B)
             assert ((batches >= 0).sum(1) == min(4, n)).all() and batches.max() < 100 + n
@@ -249,7 +249,7 @@ def test_global_pacing_ends_exactly_at_a_times_all_steps(order, rounds):
 
 def test_the_streams_of_a_client_do_not_depend_on_who_else_takes_part():
     config = small()
-    for order in ORDERS + RIVALS:
+    for order in ORDERS + EXTRA:
         one = made(config, order)
         assert np.array_equal(one, made(config, order))
         assert not np.array_equal(one, made(config, order, t=2, m=4)) and not np.array_equal(one, made(config, order, t=1, m=3))
@@ -350,7 +350,7 @@ class Samples(torch.utils.data.Dataset):
         return i, int(self.y[i])
 
 
-@pytest.mark.parametrize("order", ORDERS + RIVALS)
+@pytest.mark.parametrize("order", ORDERS + EXTRA)
 def test_the_sampler_in_a_plain_dataloader_yields_the_index_schedule(order):
     y, keys = rng(1).integers(0, 3, 23), rng(2).random(23)
     flags = {"batch_size": 4, "epochs": 3, "pacing": "root", "pacing_b": 0.3, "refresh": "step", "seed": 5}
@@ -370,6 +370,8 @@ def test_the_sampler_leaves_out_padding_and_wants_no_keys_for_a_random_order():
     assert [sorted(batch) for batch in batches] == [[0, 1, 2]] * 2
     again = [list(script.CurriculumBatchSampler(np.zeros(40), None, t, order="vanilla")) for t in (0, 1)]
     assert again[0] != again[1]
+    with pytest.raises(ValueError, match="order 'anti' wants keys"):
+        script.CurriculumBatchSampler([0, 1], order="anti")
 
 
 # ----------------------------------------------------------------------------------------------- an independent Algorithm 1
@@ -742,7 +744,7 @@ def test_the_orders_and_scores_differ_where_they_should(data_file, tmp_path, mon
     flags = SMALL | {"dataset": data_file, "clients": 5, "clients_per_round": 3, "rounds": 4, "epochs": 5, "batch_size": 4}
     flags |= {"alpha": 1.0, "pacing_b": 0.25, "lr": 0.05}
     seen = {}
-    for order in ORDERS + RIVALS:
+    for order in ORDERS + EXTRA:
         [run], _ = trained(flags | {"order": order}, tmp_path / order, monkeypatch)
         seen[order] = run.load()["state"]["weights"]
     for score in (*script.SCORES[1:], "test_fedavg_curriculum:margin_of"):
@@ -1204,7 +1206,7 @@ def test_presets_hold_the_papers_values(preset):
 
 def test_the_preset_on_exposure_compares_every_order_at_equal_steps():
     found = swept(["--preset", "exposure"])
-    assert found["order"] == [*ORDERS, *RIVALS] and found["alpha"] == [0.05, 0.9] and found["clients"] == [100]
+    assert found["order"] == [*ORDERS, *EXTRA] and found["alpha"] == [0.05, 0.9] and found["clients"] == [100]
     assert (found["rounds"], found["epochs"], found["trials"], found["dataset"]) == ([40], [5], [5], ["cifar10"])
     assert {*script.PRESETS} == {*PUBLISHED, "exposure"}
 
