@@ -31,7 +31,7 @@ from common import UsageError
 from experiment import flag
 
 ARMS = ("fedac", "base", "random-groups", "random-classes")
-RHO = {"pixels": 0.35, "pooled": 0.4, "encoder": 0.7}  # mean cluster size 8 to 20
+RHO = {"pixels": 0.35, "pooled": 0.4, "encoder": 0.7}  # gives clusters of 8 to 20 samples on average
 WEIGHTS = ("w_small", "w_large", "reduction", "swap", "ramp")  # flags that the base alone does not read
 ONE = 255  # what stands for 1 in the clustering: features are uint8, so that Fuzzy ART is exact in integers
 
@@ -49,7 +49,7 @@ class Config(experiment.Config):
     momentum: float = 0.9
     weight_decay: float = 1e-5
 
-    arm: str = flag(ARMS, "curriculum, base alone, random groups as large as P1, and as large in each class", choices=ARMS)
+    arm: str = flag(ARMS, "curriculum, base alone, random groups of P1's size, or of its size in each class", choices=ARMS)
     features: str = flag("pixels", "what is clustered: pixels, 8x8 means, features of a warm-up net", choices=tuple(RHO))
     warmup: int = flag(5, "rounds of FedAvg that train the encoder", low=1, high=100_000)
     rho: float = flag(-1.0, "vigilance (-1: .35 on pixels, .4 on pooled, both .6 if grey, .7 on encoder)", low=-1, high=1)
@@ -62,7 +62,7 @@ class Config(experiment.Config):
     reduction: str = flag("sample", "L1 of Eq. 8 is the sum over P1 / B, or the mean over P1", choices=("sample", "group"))
     swap: bool = flag(False, "Eqs. 6 and 7 read literally: --w-small goes to the large clusters")
     ramp: float = flag(0.0, "fraction of the rounds over which w_small moves to w_large (0: never)", low=0, high=1)
-    augment: str = flag("none", "of the training images", choices=("none", "crop-flip", "crop-flip-rotate"))
+    augment: str = flag("none", "random changes of the training images", choices=("none", "crop-flip", "crop-flip-rotate"))
     flip: float = flag(0.0, "share of the training labels replaced by wrong ones (0: none)", low=0, high=1)
     solo_epochs: int = flag(100, "local epochs of SOLO in all, spread over the rounds", low=1, high=1_000_000)
     projection: bool = flag(False, "MOON's projection head under every base, to compare bases (under moon it always is)")
@@ -138,7 +138,7 @@ def cluster_clients(config: Config, fl: common.Federation, data: common.Data) ->
 
 
 def features(config: Config, fl: common.Federation, data: common.Data) -> np.ndarray:
-    """What is clustered, without mean and std, without augmentation: uint8 (n, d)."""
+    """What is clustered, uint8 (n, d): raw or pooled pixels, or features of normalised images; never augmented."""
     x = data.x_train
     if config.features == "pooled":
         x = torch.cat([F.adaptive_avg_pool2d(part.permute(0, 3, 1, 2).float(), 8) for part in x.split(500)]).round()
@@ -152,7 +152,7 @@ def features(config: Config, fl: common.Federation, data: common.Data) -> np.nda
 
 
 def warm_up(config: Config, fl: common.Federation, data: common.Data) -> tuple[common.Model, Tensor]:
-    """The encoder and its theta (P,): rounds of FedAvg with every client, from the initial weights. No base corrects them."""
+    """The encoder and its theta (P,): rounds of FedAvg with every client, from the initial weights, whatever --base is."""
     warm, make = common.Federation(config, data, fl.streams, base=common.FedAvg), common.epochs_of_batches
     warm.data, state = fl.data, warm.start()
     for t in range(config.warmup):
@@ -191,7 +191,7 @@ def small_clusters(cluster: np.ndarray, shared: list[np.ndarray], quantile: floa
 
 
 def random_groups(P1: np.ndarray, shared: list[np.ndarray], streams: common.Streams) -> np.ndarray:
-    """The controls: of each group as many samples in P1, drawn at random."""
+    """The controls: in each group as many samples, drawn at random, as P1 has there."""
     drawn = np.zeros_like(P1)
     for i, own in enumerate(shared):
         drawn[own] = streams("random groups", i).permutation(P1[own])
@@ -202,7 +202,7 @@ def random_groups(P1: np.ndarray, shared: list[np.ndarray], streams: common.Stre
 
 
 def sample_weights(config: Config, t: int, batches: np.ndarray, shard: np.ndarray, P1: np.ndarray) -> np.ndarray:
-    """L_total = alpha L_1 + beta L_2, Eq. 8, as sample weights (T, B) of one client's batches; the loss is their sum / B.
+    """L_total = alpha L_1 + beta L_2, Eq. 8, as sample weights (T, B) of a client's batches; the loss is the weighted sum / B.
 
     sample  alpha on P1 and beta on P2, divided by their mean over the client
     group   L_1 and L_2 are means over the batch's members of P1 and P2, 0 where it has none, divided by alpha + beta
@@ -230,14 +230,14 @@ def draws(kind: str, batches: np.ndarray, rng: np.random.Generator) -> dict[str,
 
 
 def augmented(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
-    """A crop that lies `shift` (K, B, 2) beside the image, flipped, turned by `angle` (K, B) to the nearest pixel.
+    """A crop moved by `shift` (K, B, 2) pixels, flipped, turned by `angle` (K, B) to the nearest pixel.
 
     x (K, B, H, W, C) normalised -> the same; `black` (C,) is what lies beyond the edges.
     """
     images, side = (x - black).flatten(0, 1).permute(0, 3, 1, 2), x.shape[2]
     draw = {name: extra[name][:, : x.shape[1]].flatten(0, 1).to(x.dtype) for name in ("shift", "flip", "angle")}
     cos, sin, flip, (down, right) = draw["angle"].cos(), draw["angle"].sin(), 1 - 2 * draw["flip"], draw["shift"].unbind(-1)
-    source = torch.stack([flip * cos, -flip * sin, 2 * right / side, sin, cos, 2 * down / side], 1)  # of each pixel
+    source = torch.stack([flip * cos, -flip * sin, 2 * right / side, sin, cos, 2 * down / side], 1)  # where each pixel is from
     grid = F.affine_grid(source.view(-1, 2, 3), images.shape, align_corners=False)
     images = F.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)
     return images.permute(0, 2, 3, 1).view_as(x) + black
@@ -270,7 +270,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     cluster = run.cached("clusters", lambda: cluster_clients(config, fl, data), *flags).cpu().numpy()  # Eq. 4
     y = fl.data.y_train.cpu().numpy()
     P1 = small_clusters(cluster[0], groups(fl.shards, y, config.scope), config.quantile)  # P1, P2 = S(C), Eq. 5
-    if config.arm in ("random-groups", "random-classes"):
+    if config.arm.startswith("random"):
         P1 = random_groups(P1, groups(fl.shards, y, "class" if config.arm == "random-classes" else config.scope), streams)
 
     state = fl.start() | {"seen": {}}
@@ -297,7 +297,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
 
 def clusters_seen(config: Config, fl: common.Federation, cluster, P1, flipped) -> dict[str, float]:
     """Of the first round: clusters, share of P1 under both scopes, (client, class) cells wholly in the arm's P1, agreement of
-    two presentation orders and of independent groups of their sizes, wrong labels in P1 and P2 (claim D4)."""
+    two presentation orders and of independent groups of their sizes, shares of wrong labels in P1 and P2 (claim D4)."""
     y, own, J = fl.data.y_train.cpu().numpy(), cluster[0] > 0, cluster[0].max()
     shared, cells = groups(fl.shards, y, config.scope), groups(fl.shards, y, "class")
     by_client, by_class = (small_clusters(cluster[0], each, config.quantile) for each in (fl.shards, cells))
@@ -340,14 +340,15 @@ def nets_seen(fl: common.Federation, state: dict, update: common.Update, clients
 
 def report(df: pd.DataFrame, runs: list[experiment.Run], folder) -> None:
     """measures.csv, printed as means over trials, and the figures of each setting's first trial."""
-    own = list(df)[list(df).index("clusters") :]  # the columns that only this script has; each run's last value
+    own = [*df.loc[:, "clusters":"noisy_large"], "spearman", "silhouette"]  # each has one value in a run
     table = df.groupby(["setting", "method", "trial"], sort=False)[own].last()
     table.to_csv(folder / "measures.csv")
     for setting in dict.fromkeys(df.setting):
         means = table.loc[setting].groupby("method", sort=False).mean().T
         print(f"\n{setting}", means.to_string(float_format="%.3f"), sep="\n")
         words = setting.split()
-        shown = [run for run in runs if run.trial == 0 and set(run.setting.split()) <= set(words)]  # all that it does not sweep
+        # an arm names only what it reads
+        shown = [run for run in runs if run.trial == 0 and set(run.setting.split()) <= set(words)]
         draw({run.method: run.load()["state"]["seen"] for run in shown}, folder, "-".join(["", *words]).replace("/", "_"))
 
 
@@ -360,12 +361,13 @@ def draw(kept: dict[str, dict], folder, ending: str) -> None:
     points = []
     for arm, one in ({arm: kept[arm] for arm in ("base", "fedac") if arm in kept} or kept).items():
         for client, z in zip(one["clients"], np.nan_to_num(one["features"].cpu().numpy(), posinf=0, neginf=0), strict=True):
-            flat = TSNE(perplexity=min(30, len(z) / 2), method="exact", init="random", random_state=0)  # stands any features
-            flat = pd.DataFrame(flat.fit_transform(z / max(np.abs(z).max(), 1e-30)), columns=["x", "y"])
+            tsne = TSNE(perplexity=min(30, len(z) / 2), method="exact", init="random", random_state=0)  # stands any features
+            flat = pd.DataFrame(tsne.fit_transform(z / max(np.abs(z).max(), 1e-30)), columns=["x", "y"])
             points.append(flat.assign(arm=arm, client=client, label=one["labels"].cpu().numpy()))
     how = {"hue": "label", "palette": "tab10", "row": "arm", "col": "client", "facet_kws": {"sharex": False, "sharey": False}}
     grid = sns.relplot(pd.concat(points), x="x", y="y", height=2.9, **how)
-    grid.set(xticks=[], yticks=[], xlabel="", ylabel="").savefig(folder / f"tsne{ending}.png")
+    grid.set_titles("{row_name}, client {col_name}").set(xticks=[], yticks=[], xlabel="", ylabel="")
+    grid.savefig(folder / f"tsne{ending}.png")
     plt.close("all")
 
 

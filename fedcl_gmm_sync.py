@@ -11,9 +11,9 @@ What differs from the paper, and why:
 - At the printed tau = 10, lambda = .5 the confidence s* is e for every loss below 9.63: FedCL is then cross-entropy at e
   times the learning rate. Controls show it: fedgen-e (FedGen at e lr), fedcl-e (l_cl / e), fedcl-logc (tau = log C).
 - s* is SuperLoss' local minimiser of Eq 7, which itself is unbounded below (s -> infinity where l < tau).
-- beta is renewed before theta (line 18 before 17); there is no synthetic term before the generator has learnt, in round 1;
+- beta is renewed before theta (line 18 before 17); round 1 has no synthetic term, as the generator has learnt nothing yet;
   only this round's participants are checked (line 20: all of M_l).
-- The generator is FedGen's, told one drawn score, standardised by the pool. Nothing makes it obey: `rank_correlation`.
+- The generator is FedGen's, told one drawn score, standardised by the pool. Whether it obeys: `rank_correlation`.
 - Ours, marked so: --average fresh leaves the frozen out of Eq 21; --upload quantiles; --tau -1.
 """
 
@@ -35,14 +35,14 @@ from experiment import flag
 
 COMPONENTS, DRAWS = 3, 320  # L, Gaussians of a client's mixture; N_k, the server's draws from each
 LEVELS = np.linspace(0, 1, 17)  # of --upload quantiles
-NOISE, TEACHING_STEPS, TEACHING_BATCH, TEACHING_LR = 32, 50, 128, 1e-4  # the generator's: eps, Adam in a round
+NOISE, TEACHING_STEPS, TEACHING_BATCH, TEACHING_LR = 32, 50, 128, 1e-4  # the generator: length of eps, then Adam in a round
 
 
 # ----------------------------------------------------------------------------------------------- the bases and methods
 
 
 class Mean(common.FedProx):
-    """omega <- the uniform mean of P_t's weights and of those with which M_f froze (Eq 21). mu is 0 but in fedprox."""
+    """omega <- the uniform mean of P_t's weights and of those with which M_f froze (Eq 21). mu is 0 except in fedprox."""
 
     def aggregate(self, x: Tensor, update: common.Update, clients: np.ndarray, sizes: np.ndarray) -> Tensor:
         M_f = self.memory["frozen"] if self.config.average == "all" else {}
@@ -50,7 +50,7 @@ class Mean(common.FedProx):
 
 
 class FedEnsemble(Mean):
-    """FedAvg; the summed logits of all users' models are tested. Users out of P_t hold the omega that they received."""
+    """FedAvg; the summed logits of all users' models are tested. Users outside P_t hold the omega that they received."""
 
     def aggregate(self, x, update, clients, sizes):
         self.memory["users"] = torch.cat([update.weights, x[None]])
@@ -85,11 +85,12 @@ class FedDistill(common.Solo, FedDistillPlus):
     """FedDistill+ without an average: each user trains, and is tested with, its own model."""
 
 
-# A method is the one loop below with a base, a factor of --lr, and flags that it fixes: those that it does not read
+# A method is the one loop below with a base, a factor of --lr, and flags that it fixes and so does not read
 FEDCL = {"mu": 0.0, "distill": 0.0}
 NOFREEZE = FEDCL | {"freeze": False, "average": "all", "thresholds": "", "v": 1.0, "phase_quorum": 1.0}
 FEDGEN = NOFREEZE | {"loss": "ce", "difficulty": False, "upload": "", "tau": 0.0, "lam": 1.0}
 FEDAVG = FEDGEN | {"synthetic": 0.0, "generator_hidden": 0}
+FEDPROX, DISTILL = ({name: value for name, value in FEDAVG.items() if name != own} for own in ("mu", "distill"))
 ARMS = {
     "fedcl": (Mean, 1.0, FEDCL),
     "fedcl-fresh": (Mean, 1.0, FEDCL | {"average": "fresh"}),
@@ -97,10 +98,10 @@ ARMS = {
     "fedgen": (Mean, 1.0, FEDGEN),
     "fedgen-e": (Mean, math.e, FEDGEN),
     "fedavg": (Mean, 1.0, FEDAVG),
-    "fedprox": (Mean, 1.0, {name: value for name, value in FEDAVG.items() if name != "mu"}),
+    "fedprox": (Mean, 1.0, FEDPROX),
     "fedensemble": (FedEnsemble, 1.0, FEDAVG),
-    "feddistill": (FedDistill, 1.0, {name: value for name, value in FEDAVG.items() if name != "distill"}),
-    "feddistill+": (FedDistillPlus, 1.0, {name: value for name, value in FEDAVG.items() if name != "distill"}),
+    "feddistill": (FedDistill, 1.0, DISTILL),
+    "feddistill+": (FedDistillPlus, 1.0, DISTILL),
     "fedcl-e": (Mean, 1.0, FEDCL | {"loss": "confidence/e"}),
     "fedcl-logc": (Mean, 1.0, FEDCL | {"tau": 0.0}),
 }
@@ -145,9 +146,7 @@ class Config(experiment.Config):
     thresholds: str = flag("0.8,0.6,0.2", "S, the phases' T_1 > ... > T_Z, with commas")
     v: float = flag(0.7, "share of a client's draws below beta_T above which it freezes (1: never)", 0, 1)
     phase_quorum: float = flag(1.0, "q, share of frozen clients that ends a phase", high=1, above=0)
-    upload: str = flag(
-        "gmm", "what tells of a client's scores: a mixture, or 17 quantiles (ours)", choices=("gmm", "quantiles")
-    )
+    upload: str = flag("gmm", "form of a client's scores: a mixture, or 17 quantiles (ours)", choices=("gmm", "quantiles"))
     synthetic: float = flag(1.0, "weight of the generated samples' loss (0: none, and no generator)", 0)
     generator_hidden: int = flag(256, "width of the generator", 1, 65536)
     distill: float = flag(0.1, "c of feddistill (0: no term)", 0)
@@ -230,7 +229,7 @@ def teach(fl: common.Federation, state: dict, head: nn.Module, t: int) -> None:
 
 @torch.no_grad()
 def rank_correlation(fl: common.Federation, state: dict, head: nn.Module, t: int) -> float:
-    """Spearman's of requested and realised difficulty over fresh generated samples (0 if either is constant)."""
+    """Spearman's rho of requested and realised difficulty over fresh generated samples (0 if either is constant)."""
     from scipy.stats import rankdata
 
     y, x = conditions(fl, state, (DRAWS,), "obedience", t)
@@ -277,7 +276,7 @@ def objective(config: Config, tau: float, step) -> Tensor:
 
 
 def mixture(scores: np.ndarray, seed: int) -> list[list[float]]:
-    """(alpha, mu, sigma^2), each (L,), of the scores (n,), Eq 12: all of them that is uploaded."""
+    """(alpha, mu, sigma^2), each (L,), of the scores (n,), Eq 12: all that is uploaded of them."""
     from sklearn.mixture import GaussianMixture
     from threadpoolctl import threadpool_limits
 
@@ -303,7 +302,7 @@ def upload(fl: common.Federation, state: dict, clients: np.ndarray, weights: Ten
     if config.synthetic:
         state["counts"] |= {int(k): np.bincount(y[batches[k][batches[k] >= 0]], minlength=C).tolist() for k in clients}  # c_k
         sent += len(clients) * C
-    if config.freeze or config.difficulty:
+    if config.freeze or config.difficulty or config.tau == -1:
         losses = [ce for ce, _ in common.score(fl.model, weights, fl.data, [fl.shards[k] for k in clients], config.chunk or 1)]
         state["seen"] = float(np.mean([ce.mean() for ce in losses]))
         for k, ce in zip(map(int, clients), losses, strict=True):
@@ -318,9 +317,8 @@ def upload(fl: common.Federation, state: dict, clients: np.ndarray, weights: Ten
 
 def participants(fl: common.Federation, frozen: dict, t: int) -> np.ndarray:
     """P_t, drawn from the unfrozen M_l: in the round's order of clients, which all methods share, M_f is passed over."""
-    n = min(fl.config.clients_per_round, len(fl.everyone) - len(frozen))
-    drawn = (np.setdiff1d(fl.select(t, size), list(frozen)) for size in range(n, len(fl.everyone) + 1))
-    return next(P_t for P_t in drawn if len(P_t) >= n)[:n]
+    order = fl.streams("select", t).permutation(len(fl.everyone))
+    return np.sort(order[~np.isin(order, list(frozen))][: fl.config.clients_per_round])
 
 
 def pooled_draws(uploaded: dict[int, list], streams: common.Streams, t: int) -> dict[int, np.ndarray]:
@@ -362,19 +360,19 @@ def serve(fl: common.Federation, state: dict, trained: dict[int, Tensor], t: int
     state["pool"] = np.sort(np.concatenate([*draws.values(), []])).tolist()  # N, the distribution beta
     if config.synthetic:
         teach(fl, state, head, t)
-    if config.synthetic and config.difficulty:
-        columns["rank_correlation"] = rank_correlation(fl, state, head, t)
+        if config.difficulty:
+            columns["rank_correlation"] = rank_correlation(fl, state, head, t)
     if draws:
         columns |= synchronise(config, state, trained, draws, t)
     if config.tau == -1:  # SuperLoss' running mean
         columns["tau"], state["tau"] = state["tau"], 0.9 * state["tau"] + 0.1 * state["seen"]
-    if draws and t in (0, config.rounds // 3, 2 * config.rounds // 3):  # the three rounds whose mixtures are drawn
+    if draws and t in (0, config.rounds // 3, 2 * config.rounds // 3):  # the three rounds that mixtures.png shows
         state["snapshots"][t] = {"draws": {k: N_k.tolist() for k, N_k in draws.items()}, "beta_T": columns.get("beta_T")}
     return columns
 
 
 def evaluate(fl: common.Federation, state: dict) -> dict:
-    """Accuracy (%) and loss of the global net, an ensemble, or users' own nets; the paper's asks a user for labels it holds."""
+    """Accuracy (%) and loss of the global net, an ensemble, or users' own nets; the paper's asks users for labels they hold."""
     y, users, labels = fl.data.y_test, state["base"].get("users"), np.array(state["labels"])  # (K, C)
     nets = fl.received(state, fl.everyone).view(-1, fl.model.size) if users is None else users
     images, everything = fl.data.images("test", fl.model.dtype), [np.arange(len(y))] * len(nets)
@@ -389,9 +387,9 @@ def evaluate(fl: common.Federation, state: dict) -> dict:
 
 
 def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[common.Federation, dict]:
-    """The users, who hold a random share of the data, in [-1, 1]; and all that survives a round.
+    """The users, who hold a random share of the data (pixels in [-1, 1]); the state, all that survives a round.
 
-    base holds the frozen clients' weights and what a baseline remembers, labels (K, C) the users' label counts (Fig 6).
+    state["base"] holds the frozen clients' weights and what a baseline remembers, labels (K, C) the users' counts (Fig 6).
     """
     base, factor, fixed = ARMS[config.method]
     config = dataclasses.replace(config, lr=config.lr * factor, **fixed)
@@ -408,14 +406,15 @@ def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[c
     fl = common.Federation(config, half, streams, base)
     if config.synthetic and not hasattr(fl.model.skeleton.head, "in_features"):
         raise common.UsageError(f"--model {config.model}: {config.method}'s generator wants a net with features and a head")
-    y, C, fl.base.memory["frozen"] = fl.data.y_train.cpu().numpy(), data.classes, {}
+    fl.base.memory["frozen"] = {}
+    y, C = fl.data.y_train.cpu().numpy(), data.classes
     state = fl.start() | {"tau": config.tau if config.tau > 0 else math.log(C), "phase": 0, "begun": 0, "pool": []}
     state |= {name: {} for name in ("scores", "counts", "generator", "adam", "snapshots")}
     return fl, state | {"labels": [np.bincount(y[shard], minlength=C).tolist() for shard in fl.shards]}
 
 
 def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
-    """Algorithm 1 for one method; a baseline is the same loop without what it lacks."""
+    """Algorithm 1 for one method; a baseline leaves out what its flags in ARMS switch off."""
     fl, state = begin(config, data, run.streams)
     config = fl.config
     for t in run.rounds(state):
@@ -462,7 +461,7 @@ def report(df: pd.DataFrame, runs: list[experiment.Run], folder: Path) -> None:
         shown = df.dropna(subset="phase").melt(["setting", "method", "trial", "round"], value)
         how = {"x": "round", "y": "value", "row": "variable", "col": "setting", "hue": "method", "errorbar": "sd"}
         grid = sns.relplot(shown, kind="line", **how, height=2.4, aspect=1.7, facet_kws={"sharey": "row"})
-        grid.savefig(folder / "phases.png", dpi=150)
+        grid.set_titles("{row_name} {col_name}").savefig(folder / "phases.png", dpi=150)
         snapshots = [(run, run.load()["state"]["snapshots"]) for run in runs if run.trial == 0]
         draw_mixtures([(run, saved) for run, saved in snapshots if saved], folder)
 

@@ -663,6 +663,21 @@ def test_estimated_entropy_is_that_of_the_labels_for_a_net_that_knows_nothing():
         assert got.tolist() == pytest.approx(wanted, rel=1e-12) and (got.diff() < 0).all()
 
 
+def test_hics_wants_an_output_bias(file, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self, channels, side, classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(channels * side * side, classes, bias=False))\n"
+    )
+    config = small(file, client_order="hics", model=f"{tmp_path / 'mine.py'}:Net")
+    with pytest.raises(common.UsageError, match="^--client-order hics: --model .*mine.py:Net does not end with the bias"):
+        trained(config, tmp_path)
+
+
+def test_under_solo_scoring_downloads_no_net(file, tmp_path):
+    rows, _ = trained(small(file, client_order="curriculum", base="solo"), tmp_path)
+    assert rows[-1]["scoring_downloads"] == rows[-1]["received_mb"] == 0 < rows[-1]["scoring_scalars"]
+
+
 def test_hics_estimate_follows_the_true_label_entropy(tmp_path):
     """Digits, 20 clients of Dir(.2), all trained once: Spearman's correlation with what the server cannot see."""
     from scipy.stats import spearmanr

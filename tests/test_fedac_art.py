@@ -405,7 +405,7 @@ def check_figures(drawn, seen):
     for client, z, panel, at in zip(seen["clients"], seen["features"].numpy(), panels, points, strict=True):
         tsne = TSNE(perplexity=min(30, len(z) / 2), method="exact", init="random", random_state=0)
         np.testing.assert_allclose(at, tsne.fit_transform(z / np.abs(z).max()), rtol=1e-5)
-        assert f"client = {client}" in panel.get_title()
+        assert f"client {client}" in panel.get_title()
         colours = {}
         for colour, label in zip(panel.collections[0].get_facecolors(), seen["labels"].tolist(), strict=True):
             colours.setdefault(label, set()).add(tuple(colour))
@@ -670,6 +670,14 @@ def test_run_writes_rows_summary_and_figures(default_run):
         first, last = (row for row in rows if row["method"] == arm)
         assert {first[c] for c in ("noisy_small", "whole_cells")} == {measured[arm][c] for c in ("noisy_small", "whole_cells")}
         assert float(last["spearman"]) == pytest.approx(float(measured[arm]["spearman"]))
+
+
+def test_measures_are_this_scripts_own_columns(tmp_path, quick, default_run):
+    quick(tmp_path, "--per-client", "--base", "solo", "--arm", "base")
+    with open(default_run[2] / "measures.csv") as own, open(tmp_path / "measures.csv") as other:
+        names = next(csv.reader(own))
+        assert next(csv.reader(other)) == names and names[3] == "clusters" and names[-2:] == ["spearman", "silhouette"]
+        assert {"accuracy", "loss", "own_mean", "client_std"}.isdisjoint(names)
 
 
 def test_the_control_by_class_keeps_what_random_groups_change(default_run):

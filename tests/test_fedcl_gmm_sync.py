@@ -1088,6 +1088,14 @@ def test_every_third_round_is_tested_and_the_last(tmp_path):
     assert df.train_loss.notna().all() and df.rank_correlation.notna().tolist() == [True] * 5 + [False] * 5
 
 
+def test_a_running_tau_needs_no_phases(tmp_path):
+    """The mean loss that tau follows is uploaded also where nothing else asks for scores."""
+    flags = "--method fedcl --tau -1 --no-freeze --no-difficulty --clients 3 --clients-per-round 3 --rounds 2 --trials 1"
+    g.main([*flags.split(), "--local-steps", "1", "--threads", "1", "--out", str(tmp_path)])
+    tau = pd.read_csv(tmp_path / "metrics.csv").tau
+    assert tau[0] == pytest.approx(math.log(10)) and tau[1] != tau[0]
+
+
 def test_one_client(tmp_path):
     """It holds every label, so both protocols agree; its mean, its ensemble and its own model are one net."""
     flags = "--clients 1 --clients-per-round 1 --rounds 3 --distill 0 --local-steps 1 --trials 1 --threads 1"
