@@ -293,16 +293,19 @@ def replayed_sizes(config: Config, rows: Sequence[dict]) -> np.ndarray:
     """The sizes (R,) of FedCL's `rows` in another order, or with the same sum: `constant`, `shifted`, `front`, `rising`.
 
     The net after R rounds holds the noise sum_t c_t^2 V_t / n_t with c_t = (1 - kappa)^(R-1-t), least at sum n_t fixed for n_t
-    proportional to c_t sqrt(V_t). `rising` takes V_t for eta_t^2, since updates are proportional to the learning rate.
+    proportional to c_t sqrt(V_t). `rising` takes V_t for eta_t^2, since updates are proportional to the learning rate; under
+    --budget, with the eta_t that these very sizes lead to.
     """
     sizes = np.array([row["clients"] + row["dropped"] for row in rows])
     if config.arm == "shifted":
         return np.roll(sizes, round(config.shift * len(sizes)))
     if config.arm == "front":
         return np.sort(sizes)[::-1]
-    t = np.arange(len(sizes))
-    share = np.ones(len(t)) if config.arm == "constant" else (1 - config.kappa) ** (len(t) - 1 - t) * config.lr_decay**t
-    return spread(share, sizes.sum(), config.clients)
+    t, n = np.arange(len(sizes)), spread(np.ones(len(sizes)), sizes.sum(), config.clients)
+    for _ in range(20 * (config.arm == "rising")):  # to the fixed point
+        decays = (np.cumsum(n) - n) / config.clients_per_round if config.budget else t
+        n = spread((1 - config.kappa) ** t[::-1] * config.lr_decay**decays, sizes.sum(), config.clients)
+    return n
 
 
 def spread(share: np.ndarray, total: int, M: int) -> np.ndarray:

@@ -672,6 +672,17 @@ def test_run_writes_rows_summary_and_figures(default_run):
         assert float(last["spearman"]) == pytest.approx(float(measured[arm]["spearman"]))
 
 
+def test_clusters_are_those_of_the_flipped_labels(tmp_path, quick):
+    """Two shares of wrong labels in one folder, each as in a folder of its own."""
+    both, _ = quick(tmp_path / "both", "--flip", "0", "0.4", "--arm", "fedac")
+    for flip in ("0", "0.4"):
+        alone, _ = quick(tmp_path / flip, "--flip", flip, "--arm", "fedac")
+        own = [row for row in both if row["setting"] == f"flip={float(flip)}"]
+        assert [row["small_by_client"] for row in own] == [row["small_by_client"] for row in alone]
+        assert [row["clusters"] for row in own] == [row["clusters"] for row in alone] and len(own) == len(alone) > 0
+    assert len({row["clusters"] for row in both if row["round"] == "1"}) == 2
+
+
 def test_measures_are_this_scripts_own_columns(tmp_path, quick, default_run):
     quick(tmp_path, "--per-client", "--base", "solo", "--arm", "base")
     with open(default_run[2] / "measures.csv") as own, open(tmp_path / "measures.csv") as other:

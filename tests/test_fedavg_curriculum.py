@@ -965,6 +965,18 @@ def test_what_an_order_gains_over_vanilla_is_printed(reference, capsys):
         assert line.split(None, 1)[1] == f"{A.mean():+.2f} [{A.mean() - half:+.2f}, {A.mean() + half:+.2f}]"
 
 
+def test_an_expert_is_that_of_its_own_epochs(data_file, tmp_path):
+    """Two experts in one folder, each as in a folder of its own."""
+    flags = ["--dataset", str(data_file), *QUICK, "--rounds", "2", "--order", "curriculum", "--score", "E"]
+    script.main([*flags, "--expert-epochs", "1", "9", "--out", str(tmp_path / "both")])
+    both = metrics(tmp_path / "both")
+    for epochs in ("1", "9"):
+        script.main([*flags, "--expert-epochs", epochs, "--out", str(tmp_path / epochs)])
+        own = [row | {"setting": ""} for row in both if row["setting"] == f"expert_epochs={epochs}"]
+        assert own == metrics(tmp_path / epochs) and len(own) == 2
+    assert both[1]["accuracy"] != both[3]["accuracy"] or both[1]["train_loss"] != both[3]["train_loss"]
+
+
 def test_a_sweep_trains_once_what_does_not_read_it(data_file, tmp_path, monkeypatch):
     """random asks for no score, vanilla for no pacing either: Fig 1's and Fig 3's vanilla are trained once."""
     federate, trained_arms = script.federate, []

@@ -961,6 +961,10 @@ def test_controls_count_the_clients_that_were_dropped(tmp_path, monkeypatch, qui
         n = {arm: [int(row["clients"]) + int(row["dropped"]) for row in of(rows, f"fedavg+{arm}{word}")] for arm in fgn.ARMS}
         assert [row["dropped"] for row in of(rows, f"fedavg+cl{word}")] == ["0", "1", "1", "1"]
         assert n["shifted"] == np.roll(n["cl"], 2).tolist()
+        received = np.array([float(row["received_mb"]) for row in of(rows, f"fedavg+cl{word}")])  # by all, sent by the kept
+        sent = np.array([float(row["sent_mb"]) for row in of(rows, f"fedavg+cl{word}")])
+        assert received * np.cumsum(n["cl"])[0] == pytest.approx(received[0] * np.cumsum(n["cl"]), rel=1e-5)
+        assert (received - sent) * n["cl"][0] == pytest.approx(received[0] * np.arange(4), abs=1e-3)
         assert sum(n["constant"]) == sum(n["cl"]) and np.ptp(n["constant"]) <= 1
         [config], _ = experiment.parse(fgn.Config, fgn.PRESETS, "doc", [*TINY, "--arm", "cl"])
         fl = common.Federation(config, common.load_data("digits"), common.Streams(config.seed, 0))
@@ -1153,6 +1157,22 @@ def test_common_targets_by_hand():
     assert table.loc[("", 20, "x+cl")].tolist() == [3, 14, 14 / 3, 1] and table.loc[("", 20, "x")].tolist() == [2, 8, 4, 1]
     assert table.loc[("", 30, "x")].reached == 0 and math.isnan(table.loc[("", 30, "x")].uploads_to)
     assert fgn.targets(pd.DataFrame(scripted("x", [5, 6], [1, 1]))).empty
+    whole = fgn.targets(pd.DataFrame(scripted("x", [5, 40], [1, 1])))  # 40 is reached
+    assert whole.index.get_level_values("target").max() == 40 and (whole.reached == 1).all()
+
+
+def test_rising_follows_the_learning_rate_of_a_budget():
+    """n_t in proportion to (1 - kappa)^(R-1-t) eta_t, eta_t after the uploads that these n spend; up to rounding."""
+    rows = [{"clients": n, "dropped": 0} for n in (16, 32, 64, 128, 128, 128, 64, 32, 64, 128, 64, 64, 48)]
+    flags = {"arm": "rising", "kappa": 0.2, "lr_decay": 0.97, "clients_per_round": 16, "clients": 500}
+    c = 0.8 ** np.arange(13)[::-1]
+    n = fgn.replayed_sizes(fgn.Config(**flags, budget=960, rounds=120), rows)
+    eta = 0.97 ** ((n.cumsum() - n) / 16)
+    wanted = 960 * c * eta / (c * eta).sum()
+    assert n.sum() == 960 and np.abs(n - wanted).max() <= 1
+    free = fgn.replayed_sizes(fgn.Config(**flags), rows)
+    by_round = c * 0.97 ** np.arange(13)
+    assert np.abs(free - 960 * by_round / by_round.sum()).max() <= 1 and np.abs(free - n).max() > 3
 
 
 def test_fgn_png_draws_fgn_clients_and_critical_rounds():
