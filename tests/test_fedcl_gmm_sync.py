@@ -979,7 +979,7 @@ def test_an_own_net_trains_where_no_generator_is_asked_for(tmp_path):
 
 
 def test_the_partition_shown_is_that_of_the_share(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "save", lambda *_: None)
+    monkeypatch.setattr(experiment, "draw", lambda *_, **__: None)
     g.main(["--show-partition", "--threads", "1", "--data-share", "1", "0.6", "--out", str(tmp_path)])
     table = pd.read_csv(tmp_path / "partition.csv")
     assert table.groupby("setting").samples.sum().to_dict() == {"data_share=0.6": 862, "data_share=1.0": 1437}
