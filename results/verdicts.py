@@ -450,11 +450,12 @@ def _():
 
 @claim("C11")
 def _():
-    equal = {"CIFAR-10": "select-cifar10-others", "Fashion-MNIST": "select-fmnist-others", "digits": "select-digits"}
+    equal = {"CIFAR-10": "select-cifar10-others", "CIFAR-10 at 2,200": "select-cifar10-u2200-others"}
+    equal |= {"Fashion-MNIST": "select-fmnist-others", "digits": "select-digits"}
     cells = [f"{name} {both(f'fedcl_fgn/{run}', '', 'fedavg+cl', 'fedavg+constant')}" for name, run in equal.items()]
     late = {"CIFAR-10": "fedcl_fgn/cifar10", "digits": "fedcl_fgn/digits"}
     shifted = [f"{name} {both(run, '', 'fedavg+cl', 'fedavg+shifted')}" for name, run in late.items()]
-    return f"FedCL - constant, 960 uploads each: {', '.join(cells)}; FedCL - shifted: {', '.join(shifted)}"
+    return f"FedCL - constant, 960 uploads each if not said otherwise: {', '.join(cells)}; FedCL - shifted: {', '.join(shifted)}"
 
 
 # --------------------------------------------------------------------------------------------------------- D: FedAC
