@@ -455,7 +455,7 @@ def _():
     cells = [f"{name} {both(f'fedcl_fgn/{run}', '', 'fedavg+cl', 'fedavg+constant')}" for name, run in equal.items()]
     late = {"CIFAR-10": "fedcl_fgn/cifar10", "digits": "fedcl_fgn/digits"}
     shifted = [f"{name} {both(run, '', 'fedavg+cl', 'fedavg+shifted')}" for name, run in late.items()]
-    return f"FedCL - constant, 960 uploads each if not said otherwise: {', '.join(cells)}; FedCL - shifted: {', '.join(shifted)}"
+    return f"FedCL - constant, equal uploads (960): {', '.join(cells)}; FedCL - shifted: {', '.join(shifted)}"
 
 
 # --------------------------------------------------------------------------------------------------------- D: FedAC
