@@ -2,11 +2,12 @@
 
 Writes every table of the pages under results/ from the runs beside them, so that none is typed by hand: the cells 'ours' of
 claims.md (verdicts.py) and the commands below them, the verdicts in README.md, and in each script's page the table after a line
-`<!-- table: RUN -->`, RUN being a folder under results/ that holds a summary.json, or a csv file there; in theory/README.md the
-sharp floor's, from theory/figures/check.json. --check writes nothing and exits with 1 where a page would change.
+`<!-- table: RUN -->`, RUN being a folder under results/ that holds a summary.json, or a csv file there; in theory/README.md
+that of theory/figures/check.json. --check writes nothing and exits with 1 where a page would change.
 """
 
 import collections
+import json
 import re
 import sys
 
@@ -98,13 +99,18 @@ def between(mark: str, lines: list[str], text: str) -> str:
 
 
 def theory_page(text: str) -> str:
-    """`text` with the rows of the sharp floor: the worst bound / measured by the mended lemmas and by the sharp bound."""
-    rows = ["| statement | mended lemmas | sharp | bound / measured, one by one |", "|---|---|---|---|"]
-    for name in ("one step", "extremal problem", "kinked f"):
-        line = verdicts.statement(f"Sharp floor, {name}")
-        lemmas, sharp = (f"{x:.4g}" if x else "" for x in (line["corrected_ratio"], line["sharp_ratio"]))
-        rows.append(f"| {name} | {lemmas} | {sharp} | {line['note']} |")
-    return between("sharp floor", rows, text)
+    """`text` with theory/figures/check.json as a table: each statement's verdicts and worst ratios bound / measured."""
+    rows = ["| statement | printed | ratio | corrected | ratio | sharp | |", "|---|---|---|---|---|---|---|"]
+    for line in json.loads((ROOT.parent / "theory" / "figures" / "check.json").read_text()):
+        cells = [
+            line[n] for n in ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio", "sharp_ratio", "note")
+        ]
+        rows.append(
+            "| "
+            + " | ".join("" if x is None else f"{x:.3g}" if isinstance(x, float) else x.replace("|", "\\|") for x in cells)
+            + " |"
+        )
+    return between("statements", rows, text)
 
 
 def main(words: list[str]) -> None:
