@@ -285,9 +285,7 @@ def report(df: pd.DataFrame, runs: list[experiment.Run], folder) -> None:
     orders = {run.method: (run.config.client_order, run.config.data_order) for run in runs}
     each = experiment.per_trial(df).reset_index()
     each[["clients", "data"]] = [orders[method] for method in each.method]
-    cells = each.groupby(["setting", "clients", "data"], sort=False).final.agg(
-        lambda A: f"{A.mean():.2f} +- {A.std(ddof=int(len(A) > 1)):.2f}"
-    )
+    cells = each.groupby(["setting", "clients", "data"], sort=False).final.agg(experiment.spread)
     print(f"\nfinal accuracy (%), client orders by data orders\n{cells.unstack('data', sort=False).to_string()}")
     experiment.print_gains(experiment.per_trial(df), "vanilla")
     rows = []

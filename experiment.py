@@ -900,6 +900,11 @@ def per_trial(df: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns | ({"tuned": runs.tuned.last()} if "tuned" in df else {}))
 
 
+def spread(x: pd.Series) -> str:
+    """Mean +- standard deviation over trials, 0 of a single one."""
+    return f"{x.mean():.2f} +- {x.std(ddof=int(len(x) > 1)):.2f}"
+
+
 def interval(d) -> tuple[float, float, float]:
     """Mean of d over trials and its two-sided 95 % Student interval (nan for one trial)."""
     from scipy.stats import t
@@ -915,7 +920,11 @@ def print_gains(each: pd.DataFrame, control: str) -> None:
     if control in finals and len(finals.columns) > 1:
         gains = finals.drop(columns=control).sub(finals[control], axis=0).groupby("setting", sort=False)
         said = gains.agg(lambda A: "{:+.2f} [{:+.2f}, {:+.2f}]".format(*interval(A)))
-        print(f"\nA_o = final accuracy of o - final accuracy of {control} (paired, 95 %)\n{said.T.to_string()}")
+        print(
+            f"\nA_o = final accuracy of o - final accuracy of {control} (paired, 95 %)\n{said.T.to_string()}".replace(
+                " [+nan, +nan]", ""
+            )
+        )
 
 
 def differences(each: pd.DataFrame) -> pd.DataFrame:
@@ -957,9 +966,7 @@ def show_table(each: pd.DataFrame, title: str) -> pd.DataFrame:
     table = differences(each)
     for setting, own in each.groupby("setting", sort=False):
         methods = own.groupby("method", sort=False)
-        cells = {
-            n: methods[n].agg(lambda x: f"{x.mean():.2f} +- {x.std(ddof=int(len(x) > 1)):.2f}") for n in ("final", "last10")
-        }
+        cells = {n: methods[n].agg(spread) for n in ("final", "last10")}
         cells |= {"uploads": methods.uploads.mean().round().astype(int), "seconds": methods.seconds.mean().round(1)}
         if "tuned" in own:
             cells["tuned"] = methods.tuned.agg(lambda x: " ".join(f"{v:g}" for v in sorted({*x.dropna()})))

@@ -100,16 +100,12 @@ def between(mark: str, lines: list[str], text: str) -> str:
 
 def theory_page(text: str) -> str:
     """`text` with theory/figures/check.json as a table: each statement's verdicts and worst ratios bound / measured."""
+    shown = ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio", "sharp_ratio", "note")
     rows = ["| statement | printed | ratio | corrected | ratio | sharp | |", "|---|---|---|---|---|---|---|"]
     for line in json.loads((ROOT.parent / "theory" / "figures" / "check.json").read_text()):
-        cells = [
-            line[n] for n in ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio", "sharp_ratio", "note")
-        ]
-        rows.append(
-            "| "
-            + " | ".join("" if x is None else f"{x:.3g}" if isinstance(x, float) else x.replace("|", "\\|") for x in cells)
-            + " |"
-        )
+        cells = (line[name] for name in shown)
+        words = (f"{x:.3g}" if isinstance(x, float) else (x or "").replace("|", "\\|") for x in cells)
+        rows.append(f"| {' | '.join(words)} |")
     return between("statements", rows, text)
 
 
