@@ -228,14 +228,19 @@ def per_sample(model, theta, data, read: Sequence[np.ndarray], fisher: bool = Fa
 def estimate(values: Tensor, w: np.ndarray, pi: np.ndarray) -> tuple[Tensor, float]:
     """(sum_k w_k v_k of the drawn clients' v (n, d), its variance over the draw); the weights w (n,) have sum 1.
 
-    The variance is Hajek's, n/(n-1) sum_k (1 - pi_k) w_k^2 ||v_k - mean||^2 with the inclusion probabilities pi; where draws
-    are uniform, pi = n/M, that of a ratio estimator. It is 0 if all clients take part, inf for a single one that might not.
+    The variance is the jackknife's for a ratio, over the r clients that might not have been drawn (pi_k < 1): without one of
+    them the sum moves by w_k / (1 - w_k / A) (c - v_k), A being their share of the weights and c their own mean, in which each
+    counts with (1 - pi_k) w_k; V = (r-1)/r sum_k (1 - pi_k) ||that||^2. For equal weights it is Hajek's (1964), of factor
+    r/(r-1). It is 0 if all take part surely, inf if only one might not.
     """
-    n, mean = len(w), torch.as_tensor(w, dtype=values.dtype, device=values.device) @ values
-    if n == 1:
-        return mean, 0.0 if pi[0] == 1 else float("inf")
-    apart = np.array([float((v - mean).square().sum()) for v in values])  # row by row, sparing a second (n, d)
-    return mean, float(n / (n - 1) * np.sum((1 - pi) * w**2 * apart))
+    mean = torch.as_tensor(w, dtype=values.dtype, device=values.device) @ values
+    (unsure,) = np.nonzero((pi < 1) & (w > 0))
+    if len(unsure) < 2:
+        return mean, float("inf") if len(unsure) else 0.0
+    w, out, share = w[unsure], 1 - pi[unsure], w[unsure].sum()
+    c = sum(float(s) * values[k] for k, s in zip(unsure, out * w / (out @ w), strict=True))
+    apart = np.array([float((values[k] - c).square().sum()) for k in unsure])  # row by row, sparing a second (n, d)
+    return mean, float((1 - 1 / len(unsure)) * np.sum(out * (w / (1 - w / share)) ** 2 * apart))
 
 
 def signals(config: Config, fl: common.Federation, theta: Tensor, t: int, clients, w, pi, update, eta: float) -> dict:

@@ -333,12 +333,17 @@ class Literal:
             self.rows.append(row | total)
 
     def spread(self, drawn, values):
-        """n/(n-1) sum (1 - pi_k) w_k^2 ||v_k - mean||^2."""
-        n, mean = len(drawn), sum(w * values[k] for k, (w, _) in drawn.items())
-        if n == 1:
-            return math.inf
-        apart = {k: float((values[k] - mean).square().sum()) for k in drawn}
-        return n / (n - 1) * sum((1 - pi) * w**2 * apart[k] for k, (w, pi) in drawn.items())
+        """The jackknife: whoever might not have been drawn is left out once, and the others like him take over his weight."""
+        unsure = [k for k, (_, pi) in drawn.items() if pi < 1]
+        if len(unsure) < 2:
+            return math.inf if unsure else 0.0
+        odds = {k: (1 - drawn[k][1]) * drawn[k][0] for k in unsure}
+        center, total = sum(odds[k] * values[k] for k in unsure) / sum(odds.values()), 0.0
+        for k in unsure:
+            weight, others = drawn[k][0], sum(drawn[j][0] for j in unsure if j != k)
+            moved = weight * (center - values[k]) * (weight + others) / others
+            total += (1 - drawn[k][1]) * float(moved.square().sum())
+        return total * (len(unsure) - 1) / len(unsure)
 
 
 CASES = {
@@ -612,42 +617,58 @@ def test_uniform_draws_are_algorithm_1_and_both_are_nested():
     assert not np.array_equal(fgn.by_size(fl, {}, 3, 10)[0], fgn.by_size(fl, {}, 4, 10)[0])
 
 
-def test_estimate_is_eq_1_with_the_error_of_a_ratio():
-    def estimate(values, w, pi):
-        mean, variance = fgn.estimate(torch.tensor(values, dtype=torch.float64)[:, None], np.array(w), np.full(len(w), pi))
-        return float(mean), variance
+def estimate(values, w, pi):
+    mean, variance = fgn.estimate(torch.tensor(values, dtype=torch.float64)[:, None], np.array(w), np.array(pi))
+    return float(mean), variance
 
-    mean, variance = estimate([1.0, 3.0, 8.0], [0.5, 0.25, 0.25], 1 / 3)
-    assert mean == (2 + 3 + 8) / 4
-    wanted = 3 / 2 * (0.25 * (1 - mean) ** 2 + 0.0625 * (3 - mean) ** 2 + 0.0625 * (8 - mean) ** 2) * (1 - 1 / 3)
-    assert variance == pytest.approx(wanted)  # n / (n - 1) is in it
-    assert estimate([1.0, 3.0], [0.5, 0.5], 1)[1] == 0  # all clients take part
-    assert estimate([1.0], [1.0], 0.5)[1] == math.inf and estimate([4.0], [1.0], 1) == (4.0, 0.0)
+
+def test_estimate_is_eq_1_with_the_jackknifes_error_of_a_ratio():
+    v, N, pi = [1.0, 3.0, 8.0], [4, 2, 2], 1 / 3
+    mean, variance = estimate(v, [0.5, 0.25, 0.25], [pi] * 3)
+    assert mean == (4 * 1 + 2 * 3 + 2 * 8) / 8
+    without = [sum(N[j] * v[j] for j in range(3) if j != k) / (8 - N[k]) for k in range(3)]
+    assert variance == pytest.approx((1 - pi) * 2 / 3 * sum((leave - mean) ** 2 for leave in without))
+    assert estimate([1.0, 3.0], [0.5, 0.5], [1, 1])[1] == 0  # all clients take part
+    assert estimate([1.0], [1.0], [0.5])[1] == math.inf and estimate([4.0], [1.0], [1]) == (4.0, 0.0)
+    assert estimate([1.0, 3.0], [0.5, 0.5], [1, 0.5])[1] == math.inf  # of a single unsure one nothing is known
+    assert estimate([1.0, 3.0], [1, 0], [0.5, 0.5])[1] == math.inf  # nor where the other has no weight
+
+
+def test_error_of_equal_weights_is_hajeks_and_leaves_out_who_takes_part_surely():
+    v, pi = [1.0, 3.0, 8.0, 500.0], [0.2, 0.5, 0.4, 1]
+    out = [0.8, 0.5, 0.6]
+    center = (0.8 * 1 + 0.5 * 3 + 0.6 * 8) / 1.9
+    wanted = 3 / 2 * sum(q * (0.2 * (x - center)) ** 2 for q, x in zip(out, v, strict=False))
+    mean, variance = estimate(v, [0.2, 0.2, 0.2, 0.4], pi)
+    assert mean == pytest.approx(202.4) and variance == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("rule", [fgn.uniform, fgn.by_size])
-def test_variance_predicts_the_spread_over_draws(rule):
-    """Draw 12 of 100 clients 3,000 times: the spread of the aggregate of 5 numbers is the mean of its own variance, and draws
-    by size have the smaller one by about 1 + CV^2(N)."""
+@pytest.mark.parametrize("n", [8, 48])
+def test_variance_predicts_the_spread_over_draws(rule, n):
+    """128 clients of sizes as uneven as at alpha = .1 are drawn 4,000 times: the spread of the aggregate of 5 numbers is the
+    mean of its own variance. Of 48 by size some take part surely. Without 1 - w_k / A uniform draws of 8 come out at .78."""
     rng = np.random.default_rng(0)
-    fl = federation(rng.integers(2, 60, 100))
-    values, means, variances = torch.from_numpy(rng.normal(size=(100, 5))), [], []
-    for t in range(3000):
-        clients, weights, pi, _ = rule(fl, {}, t, 12)
+    fl = federation(np.maximum(2, 40 * np.exp(0.9 * rng.normal(size=128))).astype(int))
+    values, means, variances = torch.from_numpy(3 + rng.normal(size=(128, 5))), [], []
+    for t in range(4000):
+        clients, weights, pi, _ = rule(fl, {}, t, n)
         mean, variance = fgn.estimate(values[clients], weights / weights.sum(), pi)
         means.append(mean.numpy())
         variances.append(variance)
-    spread = np.var(means, axis=0).sum()
-    assert np.mean(variances) == pytest.approx(spread, rel=0.1)
-    uniform = 5 * np.sum((fl.sizes / fl.sizes.sum()) ** 2) * 100 / 12 * 0.88
-    assert spread == pytest.approx(uniform if rule is fgn.uniform else 5 / 12 * 0.85, rel=0.2)
+    assert (fgn.inclusion(fl.sizes, n).max() == 1) == (n == 48)
+    assert np.mean(variances) == pytest.approx(np.var(means, axis=0).sum(), rel=0.12)
+    if n == 8:
+        ratio = 128 * np.sum((fl.sizes / fl.sizes.sum()) ** 2) if rule is fgn.uniform else 1
+        assert np.var(means, axis=0).sum() == pytest.approx(5 * ratio / n * (1 - n / 128), rel=0.2)
 
 
 def test_noise_columns_by_hand():
     theta, sent = torch.tensor([1.0, 1.0]), torch.tensor([[3.0, 1.0], [1.0, 3.0]])
-    seen = fgn.noise(theta, sent, np.array([0.75, 0.25]), np.array([0.5, 1.0]))
+    seen = fgn.noise(theta, sent, np.array([0.75, 0.25]), np.array([0.5, 0.5]))
     assert seen["m_sq"] == 1.5**2 + 0.5**2 and seen["n_eff"] == 1 / (0.75**2 + 0.25**2)
-    assert seen["V"] == 2 * 0.5 * 0.75**2 * (0.5**2 + 0.5**2) and seen["nu"] == seen["V"] / seen["m_sq"]
+    moves = 1.5**2 + 1.5**2 + 0.5**2 + 0.5**2  # the other client alone: (1, 3) or (3, 1) instead of (2.5, 1.5)
+    assert seen["V"] == pytest.approx(1 / 2 * 0.5 * moves) and seen["nu"] == seen["V"] / seen["m_sq"]
 
 
 # ------------------------------------------------------------------------------------------- other papers' rules

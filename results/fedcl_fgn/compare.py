@@ -47,7 +47,7 @@ def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
     table = each.groupby("method", sort=False).mean()
     table.insert(1, "std", each.groupby("method", sort=False).late.std())
     V = df.pivot(index=["trial", "round"], columns="method", values="V")
-    log_V = np.log(V.where(V > 0))  # 0 where all clients take part
+    log_V = np.log(V.where((V > 0) & np.isfinite(V)))  # 0 where all clients take part, inf where a single one does
     table["noise"] = np.exp(log_V.sub(log_V[first], axis=0).mean())
     ours = each.late[first]
     for method in table.index:
