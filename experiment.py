@@ -225,6 +225,25 @@ def convert(meta: dict, text: str):
     return value
 
 
+def named(option: str, name: str, known) -> Callable:
+    """The user's own function that MODULE:FUNCTION names, the module found as by `import`. Raises UsageError: `known` are the
+    other words that `option` takes."""
+    module, _, function = name.partition(":")
+    with users(f"{option} {name}", f"(wanted {', '.join(known)} or MODULE:FUNCTION)"):
+        return getattr(importlib.import_module(module), function)
+
+
+@contextlib.contextmanager
+def users(what: str, hint: str = ""):
+    """Whatever a user's own code raises in here is a UsageError about `what`, in one line."""
+    try:
+        yield
+    except (UsageError, NonFiniteError):
+        raise
+    except Exception as error:
+        raise UsageError(f"{what}: {type(error).__name__}: {error} {hint}".rstrip()) from error
+
+
 def candidates(config, swept=()) -> tuple[str, list]:
     """The flag of --tune, and a config with each of its values for a short run. ("", []) without --tune; raises UsageError."""
     word, _, values = config.tune.partition("=")

@@ -15,8 +15,6 @@ What differs from the paper, and why:
 - Not in the paper: `shuffled`, `weighted` and `fixed` tell order from exposure; `balanced`, the thresholds, FedLC are rivals.
 """
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +54,7 @@ class Config(experiment.Config):
         "G",
         f"difficulty, one of {', '.join(SCORES)}: loss or errors of the global (G), own (L), both (LG) or an expert (E) model; "
         "or MODULE:FUNCTION of your own, (logits, labels, losses) -> keys, small = easy",
-        kind=lambda name: name if name in SCORES else own_score(name) and name,
+        kind=lambda name: name if name in SCORES else experiment.named("--score", name, SCORES) and name,
     )
     lg_pred: str = flag("disagree", "LG_pred: do models disagree, or how many err", choices=("disagree", "errors"))
     pacing: str = flag("linear", "shape of g(t)", choices=PACINGS)
@@ -108,22 +106,11 @@ def key(config, y, G, L) -> np.ndarray:
 
 def own_keys(name: str, logits: np.ndarray, y: np.ndarray, loss: np.ndarray) -> np.ndarray:
     """One client's keys (n_m,) from logits (n_m, C), labels and losses (n_m,) by the user's own function."""
-    try:
-        keys = np.asarray(own_score(name)(logits, y, loss), dtype=float)
-    except Exception as error:  # whatever somebody's own function raises
-        raise common.UsageError(f"--score {name}: {type(error).__name__}: {error}") from error
-    if keys.shape != y.shape or not np.isfinite(keys).all():
-        raise common.UsageError(f"--score {name}: wanted finite numbers, one per sample {y.shape}, not {keys.shape}")
-    return keys
-
-
-def own_score(name: str) -> Callable:
-    """The function that MODULE:FUNCTION names, the module found as by `import`. Raises UsageError."""
-    module, _, function = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever somebody's own module raises
-        raise common.UsageError(f"--score {name}: {error} (wanted {', '.join(SCORES)} or MODULE:FUNCTION)") from None
+    with experiment.users(f"--score {name}"):
+        keys = np.asarray(experiment.named("--score", name, SCORES)(logits, y, loss), dtype=float)
+        if keys.shape != y.shape or not np.isfinite(keys).all():
+            raise ValueError(f"wanted finite numbers, one per sample {y.shape}, not {keys.shape}")
+        return keys
 
 
 def sort(order: str, keys: np.ndarray | None, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -14,8 +14,6 @@ What differs from the paper, and why:
   local epochs).
 """
 
-import contextlib
-import importlib
 import math
 import sys
 from collections.abc import Sequence
@@ -75,19 +73,13 @@ def inclusion(sizes: np.ndarray, n: int) -> np.ndarray:
 
 def rule(select: str):
     """The rule of --select. One of your own may have a learn(fl, state, t, clients, update), called after training."""
-    if select in SELECT:
-        return SELECT[select]
-    try:
-        module, _, function = select.partition(":")
-        return getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever somebody's own module raises
-        raise UsageError(f"--select {select}: {error} (wanted {', '.join(SELECT)} or MODULE:FUNCTION)") from None
+    return SELECT.get(select) or experiment.named("--select", select, SELECT)
 
 
 def chosen(select: str, *now) -> tuple:
     """What the rule of --select gives for `now` = (fl, state, t, n), checked."""
     M, n = len(now[0].sizes), now[-1]
-    with guarded(select):
+    with experiment.users(f"--select {select}"):
         clients, weights, pi, scorers = rule(select)(*now)
         clients, weights, pi = np.array(clients), np.array(weights, dtype=float), np.array(pi, dtype=float)
         if clients.shape != (n,) or clients.dtype.kind != "i" or len(np.intersect1d(clients, range(M))) < n:
@@ -96,17 +88,6 @@ def chosen(select: str, *now) -> tuple:
             if values.shape != (n,) or not (np.isfinite(values) & (values >= 0) & (values <= most)).all() or not values.any():
                 raise ValueError(f"wanted {n} weights >= 0 and {n} probabilities from 0 to 1, finite, not all 0")
         return clients, weights, pi, int(scorers)
-
-
-@contextlib.contextmanager
-def guarded(select: str):
-    """What somebody's own rule raises becomes one line."""
-    try:
-        yield
-    except (UsageError, common.NonFiniteError):
-        raise
-    except Exception as error:
-        raise UsageError(f"--select {select}: {type(error).__name__}: {error}") from error
 
 
 SELECT = {"uniform": uniform, "size": by_size}
@@ -355,7 +336,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         w = weights / weights.sum()  # of uniform draws N_k / sum of the selected's (Eq. 1)
         seen = signals(config, fl, theta, t, kept, w, pi, update, eta) | noise(theta, update.weights, w, pi)
         if hasattr(rule(select), "learn"):
-            with guarded(select):
+            with experiment.users(f"--select {select}"):
                 rule(select).learn(fl, state, t, kept, update)
         fl.aggregate(state, kept, update, weights)  # line 4, in both branches
         state["spent"] += n

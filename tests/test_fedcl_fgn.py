@@ -1042,7 +1042,11 @@ def test_a_module_of_rules_that_raises_is_one_line(tmp_path, monkeypatch, capsys
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SystemExit) as stop:
         fgn.main(["--select", "broken_rules:own", "--out", str(tmp_path / "r")])
-    assert stop.value.code == 2 and "--select broken_rules:own: division by zero" in capsys.readouterr().err
+    assert (
+        stop.value.code == 2
+        and "--select broken_rules:own: ZeroDivisionError: division by zero (wanted uniform, size or MODULE:FUNCTION)"
+        in capsys.readouterr().err
+    )
 
 
 def test_each_of_as_many_clients_is_the_base_and_is_trained_once(tmp_path, tiny_data, quiet, capsys):
