@@ -34,6 +34,7 @@ import queue
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -537,6 +538,11 @@ def ranks():
         yield
         return
     live_with(os.getppid())
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # killed while this rank was importing, torchrun has no store
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=5).close()
+        except OSError as error:
+            raise RankError(f"rank {place()[0]}: torchrun is gone ({first_line(error)})") from None
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

@@ -54,16 +54,17 @@ def start(case: str, how: str, folder: Path, *more: str) -> subprocess.Popen:
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
 
 
-def family(session: int) -> list[int]:
-    """The processes of a session that are alive."""
+def family(session: int, folder: Path) -> list[int]:
+    """The processes that are alive of a session, as those of --jobs are, or that write to `folder`, as ranks do."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, _, of = path.read_text().rpartition(")")[2].split()[:4]
+            state, _, _, of = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+            words = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if int(of) == session and state != "Z":
-            found.append(int(path.parent.name))
+        if state != "Z" and (int(of) == session or f"--out={folder}".encode() in words):
+            found.append(int(process.name))
     return found
 
 
@@ -72,20 +73,21 @@ def finish(process: subprocess.Popen, case: str) -> None:
     assert process.returncode == 0, (case, errors[-2000:])
 
 
-def kill(rng: random.Random, process: subprocess.Popen, how: str) -> int:
+def kill(rng: random.Random, process: subprocess.Popen, how: str, folder: Path) -> int:
     """SIGKILL to the first process, or to another one of it; how many are left 5 s later. A single process leaves none."""
-    others = [pid for pid in family(process.pid) if pid != process.pid]
+    others = [pid for pid in family(process.pid, folder) if pid != process.pid]
     victim = rng.choice(others) if how != "plain" and others and rng.random() < 0.5 else process.pid
     os.kill(victim, signal.SIGKILL)
     if victim != process.pid:  # the others must notice by themselves
         process.communicate(timeout=120)
-    process.communicate()
     until = time.monotonic() + 5
-    while family(process.pid) and time.monotonic() < until:
+    while family(process.pid, folder) and time.monotonic() < until:
+        process.poll()  # else it stays a zombie
         time.sleep(0.1)
-    left = family(process.pid)
+    left = family(process.pid, folder)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
+    process.communicate()
     return len(left)
 
 
@@ -116,7 +118,7 @@ def main() -> None:
                 if process.poll() is not None:  # it ended before the moment came
                     process.communicate()
                     continue
-                orphans += kill(rng, process, how)
+                orphans += kill(rng, process, how, folder)
                 counted, inside, before = (
                     counted + 1,
                     inside + any(folder.rglob("*.tmp")),

@@ -10,6 +10,7 @@ import resource
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -1222,6 +1223,18 @@ def test_no_orphan_outlives_its_parent_and_none_writes_into_a_later_run(work):
     time.sleep(1)
     start("--out=r", "--seed=2", "--resume")
     assert table("r") == before and len(before) == 16
+
+
+def test_a_rank_whose_torchrun_was_killed_while_it_imported_ends_in_one_line(work):
+    with socket.socket() as free:  # nobody listens here
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
+    running = process(work, "--out=r", env=rank | {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 4 and len(errors.splitlines()) == 1, errors
+    assert "error: rank 1: torchrun is gone (" in errors and "; nothing was trained. To go on: torchrun " in errors
+    assert not (work / "r").exists()
 
 
 def test_pipes_and_environment(work):
