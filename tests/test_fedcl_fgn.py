@@ -663,6 +663,31 @@ def test_variance_predicts_the_spread_over_draws(rule, n):
         assert np.var(means, axis=0).sum() == pytest.approx(5 * ratio / n * (1 - n / 128), rel=0.2)
 
 
+@pytest.mark.parametrize("rule", [fgn.uniform, fgn.by_size])
+def test_V_is_the_variance_of_a_real_aggregate(rule, monkeypatch):
+    """All 128 clients of the default experiment train once; 1,000 draws of 16 of them differ by the mean of their own V. Larger
+    clients move farther, which test_variance_predicts_the_spread_over_draws leaves out."""
+    [config], _ = experiment.parse(fgn.Config, fgn.PRESETS, "doc", ["--arm", "base"])
+    fl = common.Federation(config, common.load_data("digits"), common.Streams(config.seed, 0))
+    everyone, state = np.arange(128), fl.start()
+    batches = [common.epochs_of_batches(shard, 1, 4, fl.streams("batches", k)) for k, shard in enumerate(fl.shards)]
+    theta = fl.train(state, 0, everyone, batches, lr=0.01)[1].weights.double()
+    p = torch.from_numpy(fl.sizes / fl.sizes.sum())
+    whole, G = p @ theta, theta @ theta.T
+    farther = (theta - whole).square().sum(1)
+    assert np.corrcoef(farther, fl.sizes)[0, 1] > 0.5
+    basis = torch.linalg.cholesky(
+        G + 1e-9 * G.trace() * torch.eye(128, dtype=torch.float64)
+    )  # the same distances in 128 numbers
+    errors, variances = [], []
+    for t in range(1000):
+        clients, weights, pi, _ = rule(fl, {}, t, 16)
+        mean, V = fgn.estimate(basis[clients], weights / weights.sum(), pi)
+        errors.append(float((mean - p @ basis).square().sum()))
+        variances.append(V)
+    assert np.mean(variances) == pytest.approx(np.mean(errors), rel=0.1)
+
+
 def test_noise_columns_by_hand():
     theta, sent = torch.tensor([1.0, 1.0]), torch.tensor([[3.0, 1.0], [1.0, 3.0]])
     seen = fgn.noise(theta, sent, np.array([0.75, 0.25]), np.array([0.5, 0.5]))
@@ -1314,10 +1339,10 @@ def test_compare_by_hand():
     df = []
     for trial, shift in ((0, 0), (1, 2)):
         df += arm("a", trial, [1, 2, 3, 4, 50, 60 + shift], 2)  # 12 uploads: the last sixth is the last round
-        df += arm("b", trial, [5, math.nan, 41, 43], 3, V=(4.0, 1.0, 0.0, 16.0))  # in the third round all take part
+        df += arm("b", trial, [5, math.nan, 41, 43], 3, V=(4.0, math.inf, 0.0, 16.0))  # one alone; all
     table = compare.compare(pd.DataFrame(df), "a")
     assert table.late.tolist() == [61, 43] and table.final.tolist() == [61, 43] and table.rounds.tolist() == [6, 4]
-    assert table.noise.tolist() == pytest.approx([1, (2 * 0.5 * 8) ** (1 / 3)])
+    assert table.noise.tolist() == [1, (2 + 8) / 2]
     low, high = (18 + sign * 12.7062 * math.sqrt(2) / math.sqrt(2) for sign in (-1, 1))
     assert table.loc["b", ["ahead", "low", "high"]].tolist() == pytest.approx([18, low, high], rel=1e-3)
     assert math.isnan(table.loc["a", "ahead"]) and table.loc["a", "std"] == pytest.approx(math.sqrt(2))

@@ -3,8 +3,8 @@
 Arms that spent the same uploads, from the metrics.csv of one run or of several with the same data, budget and trials: the mean
 accuracy over the last sixth of the uploads (the last ten rounds where 60 rounds spend them: arms differ in their number of
 rounds), the final one, and the first arm's differences from the others, paired by trial, with 95 % Student intervals. `noise`
-is V, the variance of the aggregate over the draw of clients, over that of the first arm: geometric mean over trials and rounds.
-compare.csv and compare.png, accuracy over uploads, go into the first folder.
+is V, the variance of the aggregate over the draw of clients, divided by that of the first arm in the same round: the mean over
+trials and rounds. compare.csv and compare.png, accuracy over uploads, go into the first folder.
 """
 
 import argparse
@@ -47,8 +47,8 @@ def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
     table = each.groupby("method", sort=False).mean()
     table.insert(1, "std", each.groupby("method", sort=False).late.std())
     V = df.pivot(index=["trial", "round"], columns="method", values="V")
-    log_V = np.log(V.where((V > 0) & np.isfinite(V)))  # 0 where all clients take part, inf where a single one does
-    table["noise"] = np.exp(log_V.sub(log_V[first], axis=0).mean())
+    V = V.where((V > 0) & np.isfinite(V))  # 0 where all clients take part, inf where a single one does
+    table["noise"] = V.div(V[first], axis=0).mean()
     ours = each.late[first]
     for method in table.index:
         table.loc[method, ["ahead", "low", "high"]] = experiment.interval(ours - each.late[method])
