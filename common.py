@@ -739,13 +739,14 @@ def train(
     frozen = {name: w.expand(K, -1) for name, w in (frozen or {}).items()}
     chunk = 1 if model.plain else chunk or model.default_chunk()
     order = np.argsort(-steps, kind="stable")[rank::ranks]  # longest first; every rank gets long and short clients alike
-    result = torch.zeros(K, model.size, device=model.device, dtype=model.dtype)
+    result = (torch.empty if ranks == 1 else torch.zeros)(K, model.size, device=model.device, dtype=model.dtype)
     sums = torch.zeros(K, 2, device=model.device, dtype=torch.float64)
     for rows in (order[i : i + chunk] for i in range(0, len(order), chunk)):
         if seeds is not None:
             torch.manual_seed(seeds[rows[0]])
         stack = Stack(model, start.expand(K, -1)[rows], data, [batches[i] for i in rows], lr)
         stack.momentum, stack.weight_decay, stack.proximal = momentum, weight_decay, proximal
+        stack.x = stack.y.clone() if proximal else None  # theta, of which proximal terms ask
         stack.loss, stack.penalty, stack.augment = loss, penalty, augment
         stack.correction = None if correction is None else correction[rows]
         stack.frozen = {name: w[rows] for name, w in frozen.items()}
@@ -805,8 +806,8 @@ class Stack:
         self.model, self.data, self.x_train = model, data, data.images("train", model.dtype)
         self.steps, self.lr, self.cuda = np.array([len(b) for b in batches]), lr, model.device == "cuda"
         self.weights = start  # (K, P), the clients' own; y is their trainable part
-        self.y, self.x = start[:, : model.trainable], start[:, : model.trainable].clone()
-        self.g, self.v = torch.zeros_like(self.x), torch.zeros_like(self.x)
+        self.y = start[:, : model.trainable]
+        self.g, self.v = start.new_empty(self.y.shape), start.new_zeros(self.y.shape)
         self.losses, self.sums = start.new_zeros(len(start)), start.new_zeros(len(start), 2, dtype=torch.float64)
         index = self.steps_first(batches, fill=-1)  # (T, K, B)
         real = (index >= 0).to(model.dtype)
