@@ -99,7 +99,7 @@ class Config:
     until_halfwidth: float = flag(0.0, "add trials until the first difference is known to +- this (0: no)", 0, 100)
     most_trials: int = flag(50, "no more trials than these, with --until-halfwidth", 1, 10**4)
     eval_every: int = flag(1, "rounds between tests; the last round is always tested", 1, 10**6)
-    per_client: bool = flag(False, "test on the clients' own mixes of labels, too: mean, worst tenth (clients.png)")
+    per_client: bool = flag(False, "test on the clients' own mixes of labels, too: mean, worst tenth (own_accuracy.png)")
     hold_out: float = flag(0.0, "test on this share of each client's training data (0: test data)", 0, below=1)
     tune: str = flag("", "FLAG=VALUE,..: a run takes what is best on a held-out fifth of its training samples")
     tune_rounds: int = flag(10, "rounds with each value of --tune", 1, 10**6)
@@ -1029,7 +1029,7 @@ def conclude(df: pd.DataFrame, runs: list[Run], command: str, seconds: float, sa
         over = {"own_mean": "mean", "own_worst_tenth": "worst tenth"}
         seen = df.rename(columns=over).melt(["setting", "method", "round"], over.values(), "clients", "own accuracy").dropna()
         how = {"y": "own accuracy", "hue": "method", "style": "clients", "kind": "line", "errorbar": "sd"}
-        draw(seen, folder / "clients.png", x="round", height=3.6, **how)
+        draw(seen, folder / "own_accuracy.png", x="round", height=3.6, **how)
     draw_partition(samples, folder)
     if report:
         report(df, runs, folder)

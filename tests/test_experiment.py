@@ -1288,11 +1288,11 @@ def test_the_figure_of_who_loses_shows_mean_and_worst_tenth_of_the_clients(work,
     drawn = {}
     monkeypatch.setattr(experiment, "draw", lambda df, path, **how: drawn.update({path.name: (df, how)}))
     rows = command("fedavg_curriculum", "--per-client", "--eval-every=2", "--rounds=3", "--out=r")
-    df, how = drawn["clients.png"]
+    df, how = drawn["own_accuracy.png"]
     assert (how["x"], how["y"], how["hue"], how["style"]) == ("round", "own accuracy", "method", "clients")
     tested = [row for row in rows if row["own_mean"]]  # rounds 2 and 3
     wanted = {("mean", row["method"], int(row["round"]), float(row["own_mean"])) for row in tested}
     wanted |= {("worst tenth", row["method"], int(row["round"]), float(row["own_worst_tenth"])) for row in tested}
     assert {*zip(df.clients, df.method, df["round"], df["own accuracy"], strict=True)} == wanted and len(df) == 2 * len(tested)
     command("fedavg_curriculum", "--rounds=1", "--out=without")
-    assert "clients.png" in drawn and not Path("without/clients.png").exists()
+    assert "own_accuracy.png" in drawn and not Path("without/own_accuracy.png").exists()
