@@ -1332,22 +1332,22 @@ def test_noise_floor_by_hand():
 
 
 def test_compare_by_hand():
-    def arm(method, trial, accuracy, n, V=(2.0,) * 6):
-        rows = scripted(method, accuracy, [n] * len(accuracy), trial=trial)
-        return [row | {"received_mb": 1.0, "V": v} for row, v in zip(rows, V, strict=False)]
+    def arm(method, trial, accuracy, clients, V):
+        rows = scripted(method, accuracy, clients, trial=trial)
+        return [row | {"received_mb": 1.0, "V": v} for row, v in zip(rows, V, strict=True)]
 
     df = []
-    for trial, shift in ((0, 0), (1, 2)):
-        df += arm("a", trial, [1, 2, 3, 4, 50, 60 + shift], 2)  # 12 uploads: the last sixth is the last round
-        df += arm("b", trial, [5, math.nan, 41, 43], 3, V=(4.0, math.inf, 0.0, 16.0))  # one alone; all
+    for trial, shift in ((0, 0), (1, 2)):  # 12 uploads: the last sixth is the last round
+        df += arm("a", trial, [1, 2, 3, 4, 50, 60 + shift], [2] * 6, [2.0 + shift] * 6)
+        df += arm("b", trial, [5, math.nan, 41, 43], [2, 2, 4, 4], [4.0 + 3 * shift, math.inf, 5.0, 16.0])
     table = compare.compare(pd.DataFrame(df), "a")
     assert table.late.tolist() == [61, 43] and table.final.tolist() == [61, 43] and table.rounds.tolist() == [6, 4]
-    assert table.noise.tolist() == [1, (2 + 8) / 2]
+    assert table.noise.tolist() == [1, (4 + 10) / (2 + 4)]  # in the first rounds both draw two and the estimate is finite
     low, high = (18 + sign * 12.7062 * math.sqrt(2) / math.sqrt(2) for sign in (-1, 1))
     assert table.loc["b", ["ahead", "low", "high"]].tolist() == pytest.approx([18, low, high], rel=1e-3)
     assert math.isnan(table.loc["a", "ahead"]) and table.loc["a", "std"] == pytest.approx(math.sqrt(2))
     with pytest.raises(ValueError, match="differ"):
-        compare.compare(pd.DataFrame([*df, *arm("c", 0, [1, 2], 2)]), "a")
+        compare.compare(pd.DataFrame([*df, *arm("c", 0, [1, 2], [2, 2], [1.0, 1.0])]), "a")
 
 
 # ---------------------------------------------------------------------------------------------------- set-up and command

@@ -3,8 +3,8 @@
 Arms that spent the same uploads, from the metrics.csv of one run or of several with the same data, budget and trials: the mean
 accuracy over the last sixth of the uploads (the last ten rounds where 60 rounds spend them: arms differ in their number of
 rounds), the final one, and the first arm's differences from the others, paired by trial, with 95 % Student intervals. `noise`
-is V, the variance of the aggregate over the draw of clients, divided by that of the first arm in the same round: the mean over
-trials and rounds. compare.csv and compare.png, accuracy over uploads, go into the first folder.
+is V, the variance of the aggregate over the draw of clients, divided by that of the first arm: the sum over all trials and over
+those rounds in which both drew as many clients. compare.csv and compare.png, accuracy over uploads, go into the first folder.
 """
 
 import argparse
@@ -46,9 +46,9 @@ def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
         raise ValueError("arms differ in their uploads or trials: set --budget, let all finish")
     table = each.groupby("method", sort=False).mean()
     table.insert(1, "std", each.groupby("method", sort=False).late.std())
-    V = df.pivot(index=["trial", "round"], columns="method", values="V")
-    V = V.where((V > 0) & np.isfinite(V))  # 0 where all clients take part, inf where a single one does
-    table["noise"] = V.div(V[first], axis=0).mean()
+    V, n = (df.pivot(index=["trial", "round"], columns="method", values=column) for column in ("V", "clients"))
+    V = V.where(n.eq(n[first], axis=0) & np.isfinite(V))
+    table["noise"] = V.sum(min_count=1) / V.notna().mul(V[first], axis=0).sum()
     ours = each.late[first]
     for method in table.index:
         table.loc[method, ["ahead", "low", "high"]] = experiment.interval(ours - each.late[method])
