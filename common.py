@@ -17,6 +17,7 @@ import math
 import os
 import runpy
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -90,6 +91,12 @@ class Data:
     std: Tensor | None = None
     owner: np.ndarray | None = None
     ready: dict = field(init=False, default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """CRC-32 of all samples and labels: what was trained on other data is not resumed."""
+        parts = (self.x_train, self.y_train, self.x_test, self.y_test)
+        return functools.reduce(lambda crc, part: zlib.crc32(part.cpu().numpy(), crc), parts, 0)
 
     def images(self, split: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """What the nets read of 'train' or 'test': images normalised per channel, (n, H, W, C); text as it is. Made once."""
@@ -227,7 +234,10 @@ def read_image(path: Path) -> np.ndarray:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(path)
+        with image:
             if image.mode in ("I", "F") or image.mode.startswith("I;"):
                 raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it first")
             return np.asarray(image.convert("RGB"))
@@ -638,7 +648,7 @@ def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, no
             with torch.backends.cudnn.flags(enabled=False):  # cuDNN's LSTM has no backward pass in eval mode
                 logits = net.head(net.features(inputs(data.images("train", dtype)[None, :1])))
                 torch.autograd.grad(F.cross_entropy(logits[0], data.y_train[:1]), net.leaves)
-    except Exception as error:  # torch's word for sizes that do not fit, or whatever somebody's own file raises
+    except (Exception, SystemExit) as error:  # torch's word for sizes that do not fit, or whatever somebody's own file raises
         wants = "CLASS(channels, side, classes)" if own else "lstm reads text, lenet5 images from 16x16, big nets 32x32"
         said = f"cannot learn from samples of shape {shape} ({wants}): {first_line(error)}"
         raise UsageError(f"--model {name}: {said}") from error

@@ -241,8 +241,10 @@ def users(what: str, hint: str = ""):
         yield
     except (UsageError, NonFiniteError):
         raise
-    except Exception as error:
-        raise UsageError(f"{what}: {type(error).__name__}: {error} {hint}".rstrip()) from error
+    except (Exception, SystemExit) as error:
+        if getattr(error, "code", 0) == 143:  # SIGTERM
+            raise
+        raise UsageError(f"{what}: {type(error).__name__}: {first_line(error)} {hint}".rstrip()) from error
 
 
 def candidates(config, swept=()) -> tuple[str, list]:
@@ -347,6 +349,7 @@ class Run:
         names = flags or [n for n in values if n not in (*FREE, *self.study.ignored(self.config))]
         seen = {name: values.get(name) for name in (*names, "threads", "chunk")} | {"device": self.device, "trial": self.trial}
         seen |= {"script": self.study.script, "torch": str(torch.__version__), "ranks": place()[1]}
+        seen["data"] = self.data().checksum
         return seen | ({} if flags else {"method": self.method})
 
     def read(self, path: Path, fingerprint: dict):
@@ -738,10 +741,10 @@ def claim(folder: Path, configs: list, automatic: int, method: tuple) -> int:
     for name in ("metrics.csv", "summary.json", "accuracy.png"):
         if (folder / name).is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder", str(folder / name))
+    write(folder / "checkpoints" / "writable", "")  # before anything of the old run goes
+    (folder / "checkpoints" / "writable").unlink()
     for file in leftovers(folder, config.resume):
         file.unlink(missing_ok=True)
-    write(folder / "checkpoints" / "writable", "")
-    (folder / "checkpoints" / "writable").unlink()
     write(path, json.dumps(flags, indent=1))
     return threads
 
@@ -750,12 +753,17 @@ def leftovers(folder: Path, resume: bool) -> list[Path]:
     """What this project wrote into the folder; with `resume` only what was half written."""
     half = ("checkpoints/*.tmp", "*.json.*.tmp", "*.csv.*.tmp")
     whole = ("config.json", "summary.json", "metrics.csv", "accuracy.png", "megabytes.png", "partition.csv", "partition.png")
-    whole += ("checkpoints/*-trial*.pt", "tensorboard/**/events*")
+    whole += ("own_accuracy.png", "checkpoints/*-trial*.pt", "tensorboard/**/events*")
     found = [path for pattern in half + whole * (not resume) for path in folder.glob(pattern)]
+    return found + [folder / name for name in figures(folder) if not resume]
+
+
+def figures(folder: Path) -> list[str]:
+    """The tables and pictures that are there of those which the last run left, by its summary.json."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        figures = {} if resume else json.loads((folder / "summary.json").read_text())["files"]
-        found += [path for path in folder.iterdir() if path.name in figures and path.suffix in (".png", ".csv")]
-    return found
+        files = json.loads((folder / "summary.json").read_text())["files"]
+        return [path.name for path in folder.iterdir() if path.name in files and path.suffix in (".png", ".csv")]
+    return []
 
 
 def say(line: str) -> None:
@@ -799,7 +807,7 @@ def main(config_class, presets, doc, federate, method, argv=None, **hooks):
         except (UsageError, NonFiniteError, RankError, OSError, KeyboardInterrupt, SystemExit) as error:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)  # while what was reached is put down
-            again = typed(script, [*(word for word in argv if word != "--resume"), "--resume"])
+            again = typed(script, [*argv, *["--resume"] * ("--resume" not in argv)])
             status, line = ended(error, runs, again)
             if line and (place()[0] == 0 or status == 4):
                 print(f"{Path(script).name}: {line}", file=sys.stderr)
@@ -1021,6 +1029,7 @@ def conclude(df: pd.DataFrame, runs: list[Run], command: str, seconds: float, sa
     for (setting, method), own in each.groupby(["setting", "method"], sort=False):
         summary["results"].setdefault(setting, {})[method] = own.to_dict("list")
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    summary["files"] = figures(folder)  # of narrower or wider sweeps before --resume
     write(folder / "summary.json", as_json(summary))
     curves(df, folder / "accuracy.png")
     if "sent_mb" in df:
@@ -1034,7 +1043,7 @@ def conclude(df: pd.DataFrame, runs: list[Run], command: str, seconds: float, sa
     if report:
         report(df, runs, folder)
     new = [path for path in folder.iterdir() if path.is_file() and before.get(path.name) != path.stat().st_mtime_ns]
-    write(folder / "summary.json", as_json(summary | {"files": sorted(path.name for path in new)}))
+    write(folder / "summary.json", as_json(summary | {"files": sorted({*summary["files"], *(path.name for path in new)})}))
 
 
 def as_json(value) -> str:

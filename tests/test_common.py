@@ -1921,3 +1921,13 @@ def test_tiny_shakespeare(real_data):
     text = "".join(common.CHARACTERS[i] for i in data.x_train[0].tolist())
     assert text.startswith("Before we proceed any further, hear me speak.") and len(data.owner) == len(data.y_train)
     assert data.x_train.shape[1] == 80 and len(np.unique(data.owner)) > 50
+
+
+def test_an_image_that_pil_only_warns_of_is_refused(tmp_path, monkeypatch):
+    from PIL import Image
+
+    Image.fromarray(np.zeros((10, 10, 3), np.uint8)).save(tmp_path / "big.png")
+    assert common.read_image(tmp_path / "big.png").shape == (10, 10, 3)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60)
+    with pytest.raises(ValueError, match="decompression bomb"):
+        common.read_image(tmp_path / "big.png")

@@ -326,7 +326,7 @@ def test_a_run_that_ends_before_its_last_round_is_saved(work, monkeypatch):
 
     run = a_run("r", rounds=10)
     run.study.federate = short
-    monkeypatch.setattr(experiment.Run, "data", lambda self: None)
+    monkeypatch.setattr(experiment.Run, "data", lambda self: types.SimpleNamespace(checksum=0))
     assert len(trained(run).rows) == 3 and len(run.load()["rows"]) == 3 and run.load()["state"] == {"n": 3}
     again = a_run("r", rounds=10, resume=True)
     again.study.federate = short
@@ -1223,6 +1223,50 @@ def test_no_orphan_outlives_its_parent_and_none_writes_into_a_later_run(work):
     time.sleep(1)
     start("--out=r", "--seed=2", "--resume")
     assert table("r") == before and len(before) == 16
+
+
+def test_what_was_trained_on_other_data_is_not_resumed(work, capsys):
+    start("--out=r", "--arm=a")
+    arrays = dict(np.load("tiny.npz"))
+    for name, changed in arrays.items():
+        np.savez("tiny.npz", **arrays | {name: changed[::-1].copy()})
+        common.load_data.cache_clear()
+        assert "of another run, left as it is (data " in refused(capsys, "--out=r", "--arm=a", "--resume")
+    np.savez("tiny.npz", **arrays)
+    common.load_data.cache_clear()
+    start("--out=r", "--arm", "a", "b", "--resume")
+
+
+def test_figures_of_a_wider_run_go_with_it_after_a_narrower_resume(work):
+    def drawing(df, runs, folder):
+        for method in df.method.unique():
+            (folder / f"{method}.png").write_bytes(b"png")
+
+    def run(*flags):
+        experiment.main(Config, PRESETS, "A test.", federate, ("arm",), report=drawing, argv=[*SMALL, "--out=r", *flags])
+        return {path.name for path in Path("r").glob("?.png")}
+
+    assert run("--arm", "a", "b") == {"a.png", "b.png"} == run("--arm", "a", "--resume")
+    assert run("--arm", "a", "--seed=9") == {"a.png"}
+
+
+def test_a_new_run_that_is_refused_leaves_the_old_one(work, capsys):
+    start("--out=r")
+    before = {path.name for path in Path("r").iterdir()}
+    shutil.rmtree("r/checkpoints")
+    Path("r/checkpoints").write_text("a file")
+    refused(capsys, "--out=r", "--seed=5")
+    assert {path.name for path in Path("r").iterdir()} == before and len(table("r")) == 16
+
+
+@pytest.mark.parametrize("code", [0, 7, "text"])
+def test_a_users_own_code_that_exits_does_not_end_the_run_in_silence(code):
+    with pytest.raises(common.UsageError, match=f"^--score x: SystemExit: {code}$"), experiment.users("--score x"):
+        sys.exit(code)
+    with pytest.raises(common.UsageError, match="^--score x: ValueError: one$"), experiment.users("--score x"):
+        raise ValueError("one\ntwo")
+    with pytest.raises(SystemExit), experiment.users("--score x"):
+        sys.exit(143)  # SIGTERM
 
 
 def test_a_rank_whose_torchrun_was_killed_while_it_imported_ends_in_one_line(work):
