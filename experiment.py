@@ -1087,9 +1087,15 @@ def report_folders(argv: list[str] | None = None) -> None:
         tables = [df.assign(method=df.method + f" ({folder.name})") for df, folder in zip(tables, folders, strict=True)]
     df = pd.concat(tables)
     show_table(per_trial(df), f"{df.trial.nunique()} trials, {df['round'].max()} rounds")
-    curves(df, folders[0] / "report.png")
+    try:
+        curves(df, folders[0] / "report.png")
+    except OSError as error:
+        parser.error(f"{folders[0] / 'report.png'}: {first_line(error)}")
     print(f"curves: {folders[0] / 'report.png'}")
 
 
 if __name__ == "__main__":
-    report_folders()
+    os.environ["MPLBACKEND"] = "agg"
+    with contextlib.redirect_stdout(Forgiving(sys.stdout)) as output:
+        report_folders()
+    sys.exit(5 * output.full)

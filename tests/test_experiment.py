@@ -1301,6 +1301,19 @@ def test_pipes_and_environment(work):
             assert {"metrics.csv", "summary.json", "accuracy.png"} <= {path.name for path in (work / folder).iterdir()}
 
 
+def test_report_into_a_closed_pipe_a_full_disk_and_under_any_backend(work):
+    start("--out=r")
+    quoted = shlex.join([sys.executable, experiment.__file__, "report", "r"])
+    ends = (" | head -1; exit ${PIPESTATUS[0]}", " >/dev/full", "; exit $?")
+    commands = [quoted + end for end in ends] + [f"ulimit -f 1; {quoted}"]
+    environment = {**os.environ, "MPLBACKEND": "nonsense", "PYTHONIOENCODING": "ascii"}
+    running = [subprocess.Popen(["bash", "-c", c], stderr=subprocess.PIPE, text=True, env=environment) for c in commands]
+    for ended, status in zip(running, (0, 5, 0, 2), strict=True):
+        _, errors = ended.communicate(timeout=120)
+        assert ended.returncode == status and "Traceback" not in errors, errors
+        assert ("error: " in errors) == (status == 2)
+
+
 def test_a_disk_that_is_really_full(work):
     """A limit on the size of a file: torch, and not Python, then meets the error."""
     limit = 300_000

@@ -3,12 +3,12 @@
 Black is measured, red (C3) printed, blue (C0) corrected, green (C2) sharp.
 """
 
+import os
 from dataclasses import replace
 
-import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")
+os.environ["MPLBACKEND"] = "agg"  # whatever it was
 
 import matplotlib.pyplot as plt
 
