@@ -952,12 +952,8 @@ def print_gains(each: pd.DataFrame, control: str) -> None:
     finals = each.final.unstack("method", sort=False)
     if control in finals and len(finals.columns) > 1:
         gains = finals.drop(columns=control).sub(finals[control], axis=0).groupby("setting", sort=False)
-        said = gains.agg(lambda A: "{:+.2f} [{:+.2f}, {:+.2f}]".format(*interval(A)))
-        print(
-            f"\nA_o = final accuracy of o - final accuracy of {control} (paired, 95 %)\n{said.T.to_string()}".replace(
-                " [+nan, +nan]", ""
-            )
-        )
+        said = gains.agg(lambda A: "{:+.2f} [{:+.2f}, {:+.2f}]".format(*interval(A)).removesuffix(" [+nan, +nan]"))
+        print(f"\nA_o = final accuracy of o - final accuracy of {control} (paired, 95 %)\n{said.T.to_string()}")
 
 
 def differences(each: pd.DataFrame) -> pd.DataFrame:
