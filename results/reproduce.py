@@ -52,6 +52,7 @@ CURRICULA, CLIENTS, FGN, PHASES, ART = (
 )
 ORDERS = "--order curriculum anti random vanilla shuffled"
 PHASE_ARMS = "--method fedcl fedcl-fresh fedcl-nofreeze fedgen fedgen-e fedavg fedensemble"
+FRESH = "--method fedcl fedcl-fresh fedcl-nofreeze fedgen-e fedavg"
 IMAGES = "--dataset fmnist --data-dir data"
 NO_DECAY = "--lr 0.01 --lr-power 0"
 SWEEPS = {
@@ -83,6 +84,7 @@ RUNS = [
     Work(CLIENTS + "cifar10-fig5", "A10", f"--preset fig5 {CIFAR} --rounds 50 --trials 3", 1),
     Work(CLIENTS + "cifar10-fig7", "A12", f"--preset fig7 {CIFAR} --rounds 50 --trials 3", 1),
     Work(CLIENTS + "cifar10-rivals", "A10", f"--preset rivals {CIFAR} --alpha 0.2 --rounds 50 --trials 3", 1),
+    Work(PHASES + "mnist-60", "B5", f"--dataset mnist --data-dir data --rounds 60 --trials 5 --eval-every 2 {FRESH}", 0.3),
     Work(PHASES + "mnist-200", "B1 B2 B3 B5 B6", f"--preset table2-mnist --data-dir data {PHASE_ARMS} --trials 10", 4, "paper"),
     Work(FGN + "select-digits", "C11", f"{SELECT} --select uniform size --each 0 8 --trials 10 --alpha 0.1", 0.2),
     Work(FGN + "select-digits-alpha1", "C11", f"{SELECT} --select uniform size --each 0 8 --trials 10 --alpha 1", 0.2),
