@@ -67,6 +67,7 @@ SWEEPS = {
     "fig48": "C9",
 }
 EXPOSED = "--order curriculum shuffled weighted fixed random vanilla threshold balanced --trials 5"
+SMALLER_STEP = "--order shuffled vanilla --alpha 0.9 --lr 0.005 --trials 5"
 RIVALS = "--alpha 0.2 --rounds 40 --epochs 5 --lr 0.01 --lr-power 0 --trials 5"
 SELECT = "--arm base cl longer constant --budget 960 --rounds 120 --seed 20260"
 SIZE = "--arm base --select size --budget 960 --rounds 120 --seed 20260"
@@ -86,13 +87,16 @@ RUNS = [
         Work(f"{CURRICULA}cifar10-exposure-alpha{alpha}", "A6 A7", f"--preset exposure {CIFAR} {EXPOSED} --alpha {alpha}", 0.8)
         for alpha in (0.05, 0.9)
     ),
+    Work(CURRICULA + "cifar10-exposure-eta", "A6", f"--preset exposure {CIFAR} {SMALLER_STEP}", 0.3),
     Work(CLIENTS + "cifar10-fig4", "A9", f"--preset fig4 {CIFAR} --rounds 50 --trials 3", 2),
     Work(CLIENTS + "cifar10-fig5", "A10", f"--preset fig5 {CIFAR} --rounds 50 --trials 3", 1),
     Work(CLIENTS + "cifar10-fig7", "A12", f"--preset fig7 {CIFAR} --rounds 50 --trials 3", 1),
     Work(CLIENTS + "cifar10-rivals", "A10", f"--preset rivals {CIFAR} {RIVALS}", 0.8),
     Work(PHASES + "mnist-60", "B5", f"--dataset mnist --data-dir data --rounds 60 --trials 5 --eval-every 2 {FRESH}", 0.3),
     *(
-        Work(f"{PHASES}mnist-200-alpha{alpha}", "B1 B2 B3 B5 B6", f"{MNIST_200} --alpha {alpha} {arms} --trials 10", 1.3, "paper")
+        Work(
+            f"{PHASES}mnist-200-alpha{alpha}", "B1 B2 B3 B5 B6", f"{MNIST_200} --alpha {alpha} {arms} --trials 10", 1.3, "paper"
+        )
         for alpha, arms in ((0.05, PHASE_ARMS), (0.1, PHASE_ARMS + " fedcl-nofreeze"), (1, PHASE_ARMS))
     ),
     Work(FGN + "select-digits", "C11", f"{SELECT} --select uniform size --each 0 8 --trials 10 --alpha 0.1", 0.2),
