@@ -40,16 +40,10 @@ def run(out):
     return 1 if wrong else 0
 
 
-class Parser(argparse.ArgumentParser):
-    """Bad usage: one line and exit code 2."""
-
-    def error(self, message):
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 def main(argv=None):
     """Returns the exit code; SystemExit with code 2 on bad usage, with 130 and one line on Ctrl-C."""
-    parser = Parser(prog="python -m theory.check", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python -m theory.check", description=__doc__.splitlines()[0])
+    parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
     parser.add_argument("--out", type=Path, default=Path("runs/theory"), metavar="DIR", help="for check.json and the figures")
     out = parser.parse_args(argv).out
     try:
