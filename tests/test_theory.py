@@ -16,8 +16,10 @@ from theory import check, figures, statements
 from theory.local_sgd import (
     Problem,
     State,
+    bent,
     diminishing_steps,
     kinked,
+    minority,
     moments,
     opposed,
     quadratic,
@@ -480,7 +482,7 @@ def test_one_sharp_step_with_weights_on_random_states(M):
         weight = statements.sharp_weight(x.f, x.a, p, w * (1 + e), n * x.a**2 * M)
         bound = p * (1 - x.a * k * x.f.mu * x.f.L) * x.E + weight * x.V
         bound += w * (1 + 1 / e) * x.a**2 * x.mean_B + n * x.a**2 * (2 * M * x.mean_B + x.s**2)
-        assert bound == pytest.approx(statements.sharp_step(x, p, w, e), rel=1e-12)
+        assert bound == pytest.approx(np.dot(statements.sharp_step(x, p, w, 1 + e, 1 + 1 / e), (x.E, x.V, 1)), rel=1e-12)
         slack = 1e-12 * (p * x.E + w * x.V)  # 1 - lambda and weight may both be 0, up to rounding
         assert bound * ABOVE + slack + statements.ZERO >= p * x.next_E + w * x.next_V
         tried += 1
@@ -494,8 +496,9 @@ def test_one_sharp_step_from_the_optimum_is_noise_alone(M):
     x, p, w = State(kinked(0.2, 1.0), np.zeros((3, 2)), b, 0.04, 0.11, M, 0.7), 1.3, 0.4
     n, mean_B = p / 3 + w * 2 / 3, 0.2 / 3
     assert p * x.next_E + w * x.next_V == pytest.approx(0.0016 * (w * mean_B + n * (M * mean_B + 0.49)))
-    assert statements.sharp_step(x, p, w, 1e12) == pytest.approx(0.0016 * (w * mean_B + n * (2 * M * mean_B + 0.49)))
-    assert statements.sharp_step(State(x.f, x.theta, b, 1.7, 0.11), p, w, 1) is None
+    assert statements.sharp_step(x, p, w, 5.0, 1.0)[2] == pytest.approx(0.0016 * (w * mean_B + n * (2 * M * mean_B + 0.49)))
+    with pytest.raises(ValueError, match="smaller steps"):
+        statements.sharp_step(State(x.f, x.theta, b, 1.7, 0.11), p, w, 2.0, 2.0)
 
 
 def test_the_sharp_weight_is_the_maximum_over_the_cone(rng):
@@ -595,6 +598,31 @@ def test_the_spread_path_is_the_recursion():
         a, B = problem.steps[1, j], (problem.biases[1, j] ** 2).sum(1).mean()
         r.append(np.sqrt(((1 - a * 0.3) * r[-1] + a * np.sqrt(B)) ** 2 + a**2 * (1 - 1 / 3) * 0.09))
     assert statements.spread_path(problem, 1) == pytest.approx(r)
+
+
+def test_noise_alone_spreads_the_clients_too():
+    """M = 40 and neither bias nor s: the weight on V must be kept where the M = 0 path stands at 0. It was dropped once."""
+    for s in (0.0, 1e-9):
+        for Q, N, a, M in ((50, 39, 0.1, 40.0), (8, 9, 0.05, 80.0)):
+            problem = Problem(quadratic([1.0]), [1.0], np.full((2, N), a), 0.0, np.zeros((Q, 1)), M, s)
+            with pytest.raises(ValueError, match="smaller steps"):
+                statements.theorem1(problem, SHARP)
+    problem = Problem(quadratic([1.0]), [1.0], np.full((3, 9), 0.01), 0.0, np.zeros((8, 1)), 20.0, 0.0)
+    E, bound = moments(problem).E, statements.theorem1(problem, SHARP)
+    assert (bound * ABOVE >= E).all() and bound[-1] < 1.5 * E[-1] and bound[-1] > 1.02 * (1 - 0.01) ** 36
+
+
+def test_a_minority_and_a_bent_function():
+    assert minority(2).tolist() == [[-1.0], [1.0]] and minority(5)[:, 0].tolist() == [-1.0, 0.25, 0.25, 0.25, 0.25]
+    x, step = np.linspace(-4, 4, 801)[:, None], 1e-5
+    f = bent(0.9)
+    assert (f.value(x + step) - f.value(x - step)) / (2 * step) == pytest.approx(f.gradient(x)[:, 0], abs=1e-8)
+    curvature = (f.gradient(x + step) - f.gradient(x - step)) / (2 * step)
+    assert (curvature >= f.mu).all() and (curvature <= f.L).all() and (f.mu, f.L) == pytest.approx((0.1, 1.9))
+    assert f.value(np.zeros((1, 1))) == 0 and f.gradient(np.zeros((1, 1))) == 0
+    for wrong in (lambda: bent(1.0), lambda: bent(-0.1), lambda: minority(1)):
+        with pytest.raises(ValueError, match="hypothesis fails"):
+            wrong()
 
 
 def test_the_extremal_problem():
@@ -728,7 +756,7 @@ def test_lemma2_with_shared_noise_fails_by_a_third_of_the_clients(rng):
 
 def test_lemma1_is_tight():
     x = statements.ATTAINED  # b = grad f = 2
-    assert not (x.theta - 2).any() and not (x.b - 2).any() and (x.B, x.M) == (4, 3)
+    assert x.theta.tolist() == x.b.tolist() == [[2.0], [-2.0]] and (x.B, x.M) == (4, 3)
     measured, printed, corrected = statements.lemma_bounds(x)["Lemma 1"]
     assert x.second[0] == measured[0] == pytest.approx(64) and corrected[0] == pytest.approx(64)
     assert printed[0] == 72 < 3 * 4 + 3 * 4 + 3 * 3.0 * 16  # the proof's first line
@@ -901,10 +929,58 @@ def test_exactly_when_c_mu_is_below_one_is_false_through_the_drift():
 def test_the_drift_ties_where_the_law_says():
     assert [round(statements.drift_tie(kappa), 2) for kappa in (1.5, 3.0, 10.0)] == [1.69, 1.38, 1.08]
     for kappa in (1.5, 3.0, 10.0):
+        assert statements.tie_law(kappa) == pytest.approx(1 + 1 / kappa)
         assert statements.drift_tie(kappa) == pytest.approx(1 + 1 / kappa, rel=0.05)
+    for kappa, Q in ((10.0, 11), (3.0, 4), (2.0, 3)):  # the proof's two equations, solved by bisection on y
+        q, L = 1 / Q, kappa
+
+        def c_of(y, q=q, L=L):  # from c m(y) = 2 at mu = 1
+            return 2 / (q * L * (1 - y) + 1 - q + q * y)
+
+        def left(y, q=q, L=L, c_of=c_of):
+            return c_of(y) * q * (L * (1 - y) ** 2 - 1 - y**2 - 2 * (1 - q) / q * y) + 2 * y
+
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            y = (low + high) / 2
+            low, high = (y, high) if np.sign(left(y)) == np.sign(left(0.0)) else (low, y)
+        assert statements.tie_law(kappa, Q) == pytest.approx(c_of(low), rel=1e-9)
+        assert statements.drift_tie(kappa, Q) == pytest.approx(c_of(low), rel=0.05)
+    with pytest.raises(ValueError, match="the tie is near the law"):
+        statements.drift_tie(100.0)
     for x, sign in ((0.9, -1), (1.15, 1)):  # at another length, start and number of local steps
         ratio = statements.ordering_ratio(x * 1.5 * 2, mu=0.5, L=1.0, T=150, N=8, offset=400, B=(1.0, 2.0))[0]
         assert np.sign(ratio - 1) == sign
+
+
+def test_on_a_smooth_function_the_drift_ties_at_three():
+    """Two clients on f' = x + .9 (sqrt(1 + x^2) - 1), written out: the tie is at c f''(0) = 3, whatever L/mu = 19 says."""
+    growing = np.linspace(0, 8, 120)
+    for c in (2.0, 3.0, 4.0):
+        ends = []
+        for B in (growing, growing[::-1]):
+            server = 0.0
+            for t in range(40):
+                up = down = server
+                for i in range(3 * t, 3 * t + 3):
+                    a, b = c / (i + 40 * c * 1.9), np.sqrt(B[i])
+                    up -= a * (up + 0.9 * (np.hypot(1, up) - 1) - b)
+                    down -= a * (down + 0.9 * (np.hypot(1, down) - 1) + b)
+                server = (up + down) / 2
+            ends.append(server**2)
+        found = statements.ordering_ratio(c, bend=0.9, T=40, N=3)[0]
+        assert found == pytest.approx(ends[0] / ends[1], rel=1e-8)
+    finals = [statements.ordering_ratio(c, bend=0.9)[0] for c in (2.5, 3.0, 3.5)]
+    assert finals[0] < 0.6 and finals[1] == pytest.approx(1, abs=0.01) and finals[2] > 1.5
+
+
+def test_several_curvatures_tie_elsewhere_through_the_noise():
+    """(1, 3, 3, 3), N = 1: at c mu = .9 the growing bias loses already, at c L = .9 it still wins."""
+    f, u, B = quadratic([1.0, 3.0, 3.0, 3.0]), opposed(8, 4), np.linspace(0, 8, 400)[:, None]
+    for c, wins in ((0.3, True), (0.9, False)):
+        steps = diminishing_steps(400, 1, c, max(20.0, 40 * 3 * c))
+        E = [moments(Problem(f, np.zeros(4), steps, b, u, 1.0)).E[-1] for b in (B, B[::-1])]
+        assert (E[0] < E[1]) == wins
 
 
 def test_the_drift_of_a_constant_bias_sits_where_the_proof_puts_it():
@@ -1246,7 +1322,7 @@ def test_the_figures_show_what_they_say(program):
     ratios, ties = drawn["ties.png"]
     assert ratios["noise, quadratic f"][1][-1] == pytest.approx(5.94, abs=0.01)
     assert ratios["drift, kinked f, L/μ = 1.5"][1][-1] == pytest.approx(3.37, abs=0.01)
-    kappa, law = ties["tie through the drift, c μ = 1 + μ/L"]
+    kappa, law = ties["tie through the drift at a kink, c μ = 1 + μ/L"]
     assert law == pytest.approx(1 + 1 / kappa) and set(ties["tie through the noise, c μ = 1"][1]) == {1}
     kappa, measured = ties["measured"]
     assert measured == pytest.approx(1 + 1 / kappa, rel=0.05)
@@ -1290,7 +1366,7 @@ def test_the_verdicts_on_the_order_follow_the_runs(monkeypatch):
     """Runs in which the growing bias always wins, and a tie at another place, break both laws."""
     monkeypatch.setattr(statements, "ANNEALED", statements.kinked_problem(T=1000, N=1))
     monkeypatch.setattr(statements, "ordering_ratio", lambda *c, **settings: (0.5, 0.2))
-    monkeypatch.setattr(statements, "drift_tie", lambda kappa: 1.0)
+    monkeypatch.setattr(statements, "drift_tie", lambda kappa, Q: 1.0)
     noise, drift = list(statements.check_remarks())[-2:]
     assert [row[key] for row in (noise, drift) for key in ("printed", "corrected")] == [
         "holds",

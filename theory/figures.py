@@ -90,10 +90,11 @@ def plot_ties(axes):
     for kappa, style in ((1.5, "C2s-"), (10.0, "C0s-")):
         ratios = [ordering_ratio(x * kappa, mu=1 / kappa, L=1.0)[0] for x in c_mu]
         curves[f"drift, kinked f, L/μ = {kappa:g}"] = c_mu, ratios, style
+    curves["drift, smooth f (c f″)"] = c_mu, [ordering_ratio(x, bend=0.9)[0] for x in c_mu], "C1^-"
     draw(left, curves, [0.5, 1, 2, 4], one=True, **LOG, **GROWING)
-    left.set_yticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
+    left.set_yticks([0.01, 0.1, 1, 5], ["0.01", "0.1", "1", "5"])
     kappa, measured = np.geomspace(1, 10, 100), [1.1, 1.5, 2.0, 3.0, 5.0, 10.0]
-    curves = {"tie through the drift, c μ = 1 + μ/L": (kappa, 1 + 1 / kappa, "C2")}
+    curves = {"tie through the drift at a kink, c μ = 1 + μ/L": (kappa, 1 + 1 / kappa, "C2")}
     curves["measured"] = measured, [statements.drift_tie(x) for x in measured], "C2s"
     draw(right, curves, [1, 2, 3, 5, 10], xscale="log", xlabel="L / μ", ylabel="c μ", ylim=(0.8, 2.1), title="who ends lower")
     right.axhline(1, color="k", label="tie through the noise, c μ = 1")
@@ -106,9 +107,8 @@ def plot_ergodic(axes):
     """Theorem 2: both sides as T grows, and the 1/sqrt T rate that survives."""
     left, right = axes
     gradient, curves = moments(LONG_RUN).gradient, {}
-    shorter = [replace(LONG_RUN, steps=LONG_RUN.steps[: t + 1], B=0.0) for t in np.geomspace(1, LONG_RUN.T, 30).astype(int)]
-    shorter = list({problem.T: problem for problem in shorter}.values())
-    T = [problem.T for problem in shorter]
+    T = np.unique(np.geomspace(1, LONG_RUN.T, 30).astype(int))
+    shorter = [replace(LONG_RUN, steps=LONG_RUN.steps[: t + 1], B=0.0) for t in T]
     for name, weighted, form, color in (("printed, unweighted", False, 0, "C3"), ("corrected, weighted by α", True, 2, "C0")):
         sums = [statements.ergodic_sum(problem, gradient[: problem.T + 1], weighted) for problem in shorter]
         curves[f"{name}: left side"] = T, sums, color

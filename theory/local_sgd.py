@@ -47,8 +47,17 @@ def quadratic(curvature):
 def kinked(mu, L):
     """f(x) = sum_i L/2 max(x_i, 0)^2 + mu/2 min(x_i, 0)^2: its Hessian jumps at 0. ValueError unless 0 < mu <= L."""
     require(0 < mu <= L, "0 < mu <= L")
-
     return Function(lambda x: (np.where(x > 0, L, mu) * x**2).sum(-1) / 2, lambda x: np.where(x > 0, L, mu) * x, mu, L)
+
+
+def bent(k):
+    """f'(x) = x + k (sqrt(1 + x^2) - 1) on R: smooth, f''(0) = 1, f'''(0) = k. ValueError unless 0 <= k < 1."""
+    require(0 <= k < 1, "0 <= k < 1")
+
+    def value(x):
+        return (x**2 / 2 + k * ((x * np.sqrt(1 + x**2) + np.arcsinh(x)) / 2 - x)).sum(-1)
+
+    return Function(value, lambda x: x + k * (np.sqrt(1 + x**2) - 1), 1 - k, 1 + k)
 
 
 def rational(d):
@@ -66,6 +75,12 @@ def opposed(Q, d=1):
     """Zero-sum directions (Q, d) of norm 1, half the clients against the other half. ValueError for an odd Q."""
     require(Q >= 2 and Q % 2 == 0, "opposed biases need an even number of clients")
     return np.repeat([1.0, -1.0], Q // 2)[:, None] * np.full(d, d**-0.5)
+
+
+def minority(Q):
+    """Zero-sum directions (Q, 1), the longest of norm 1: one client is pushed up, the others down. ValueError for Q < 2."""
+    require(Q >= 2, "a minority needs others")
+    return np.append(-1.0, np.full(Q - 1, 1 / (Q - 1)))[:, None]
 
 
 def zero_sum(rng, Q, d):
@@ -86,8 +101,7 @@ def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
     t, j = np.arange(rounds)[:, None], np.arange(N)[None, :]
     client = t + 0.0 * j
     paths = {"client": client, "data": t * (N - 1.0) + j, "anti": client[::-1], "constant": 0 * client}
-    if rng is not None:
-        paths["shuffled"] = rng.permutation(client)
+    paths |= {"shuffled": rng.permutation(client)} if rng else {}
     require(order in paths, f"order {order!r} is client, data, anti, constant or, with a generator, shuffled")
     path = paths[order]
     if np.ptp(path) == 0:  # nothing grows: 'constant', one round, or 'data' with one local step
@@ -143,9 +157,10 @@ class Problem:
         return self.biases[t, j] * side
 
     def at(self, t, j):
-        """What a bound reads at local step (t, j), named as in State: f, a, B, M, s, Q. ValueError for biases that move."""
+        """What a bound reads at local step (t, j), with the names of State. ValueError for biases that move."""
         require(not self.moving, "the biases do not depend on theta")
-        return SimpleNamespace(f=self.f, a=self.steps[t, j], B=self.B[t, j], M=self.M, s=self.s, Q=self.Q)
+        at = {"a": self.steps[t, j], "B": self.B[t, j], "mean_B": self.mean_B[t, j]}
+        return SimpleNamespace(f=self.f, M=self.M, s=self.s, Q=self.Q, **at)
 
 
 class State:
