@@ -865,19 +865,22 @@ def check(study: Study, runs: list[Run]) -> pd.DataFrame:
 
     Raises UsageError where data, net, clients and base do not fit together.
     """
-    distinct, tables = {}, {}
+    distinct, tables, notes = {}, {}, {}
     for run in runs:
-        distinct.setdefault(repr([getattr(run.config, name, 0) for name in (*Config.__dataclass_fields__, *DEALING)]), run)
+        named = (*Config.__dataclass_fields__, *DEALING, *study.method)
+        distinct.setdefault(repr([getattr(run.config, name, 0) for name in named]), run)
     for run in distinct.values():
         fl, config = run.config.federation(run.data(), run.streams), run.config
         for each in candidates(config)[1]:
             each.federation(run.data(), run.streams)
         labels, way = fl.data.y_train.cpu().numpy(), repr([getattr(config, name, 0) for name in ("dataset", "seed", *DEALING)])
-        if fl.moved and way not in tables:
-            say(f"partition: {fl.moved} of {len(labels)} samples moved, so that no client has less than {config.min_size}")
+        if fl.moved:
+            notes[way] = f"partition: {fl.moved} of {len(labels)} samples moved: no client has less than {config.min_size}"
         dealt = pd.DataFrame({"class": labels[np.concatenate(fl.shards)], "client": np.repeat(fl.everyone, fl.sizes)})
         table = dealt.groupby(["class", "client"]).size().reset_index(name="samples")
         tables.setdefault(way, table.assign(setting=study.setting(config)))
+    for note in notes.values():
+        say(note)
     return pd.concat(tables.values())
 
 

@@ -20,7 +20,6 @@ What differs from the paper, and why:
 import dataclasses
 import math
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -107,37 +106,24 @@ ARMS = {
 }
 
 
-def unused(default, why: str):
-    """A common flag that this script does not read, and so takes no other value."""
-
-    def kind(word: str):
-        if word != str(default):
-            raise common.UsageError(f"has no meaning here: {why}")
-        return default
-
-    return flag(default, f"has no meaning here: {why}", kind=kind)
-
-
-@dataclass
+@dataclasses.dataclass
 class Config(experiment.Config):
-    """Common flags with the paper's defaults (Table I), then the algorithm's own."""
+    """Common flags, with Table I's values but for rounds and min_size, then the algorithm's own (v and S: Table VI's best)."""
 
     model: str = "fedgen-cnn"
     clients: int = 20
     clients_per_round: int = 10
     rounds: int = 6
-    epochs: int = unused(1, "--local-steps sets the local work")
+    epochs: int = 1
     batch_size: int = 32
     min_size: int = 32
     mu: float = flag(0.1, "of fedprox (0: no term)", 0)
-    base: str = unused("fedavg", "--method sets the server's rule")
-    server_lr: float = unused(0, "no method has one")
 
     method: str = flag(tuple(ARMS), "methods to compare, paired", choices=ARMS)
     local_steps: int = flag(20, "T, SGD steps of a client in a round", 1, 10**5)
     data_share: float = flag(0.0, "share of the training set that the users hold (0: half; all of digits)", 0, 1)
     eval: str = flag("full", "accuracy reported: on the full test set, or on labels a user holds", choices=("full", "paper"))
-    tau: float = flag(10.0, "loss that parts easy from hard (0: log of the classes; -1: running mean of the loss, ours)", -1)
+    tau: float = flag(10.0, "loss that parts easy from hard (0: log of the classes; -1: running mean of the loss)", -1, 1e6)
     lam: float = flag(0.5, "lambda of l_cl (1e9: every confidence is 1)", above=0)
     loss: str = flag("confidence", "fedcl's: l_cl, that over e, or cross-entropy", choices=("confidence", "confidence/e", "ce"))
     difficulty: bool = flag(True, "tell fedcl's generator the difficulty s")
@@ -158,6 +144,8 @@ class Config(experiment.Config):
             raise common.UsageError(f"--thresholds {self.thresholds}: must fall from phase to phase within (0, 1)")
         if -1 < self.tau < 0:
             raise common.UsageError(f"--tau {self.tau}: wanted a loss, 0 or -1")
+        if (self.epochs, self.base, self.server_lr) != (1, "fedavg", 0):
+            raise common.UsageError("--epochs, --base, --server-lr: have no meaning here; --local-steps and --method have")
 
     def federation(self, data: common.Data, streams: common.Streams) -> common.Federation:
         return begin(self, data, streams)[0]
@@ -230,13 +218,11 @@ def teach(fl: common.Federation, state: dict, head: nn.Module, t: int) -> None:
 @torch.no_grad()
 def rank_correlation(fl: common.Federation, state: dict, head: nn.Module, t: int) -> float:
     """Spearman's rho of requested and realised difficulty over fresh generated samples (0 if either is constant)."""
-    from scipy.stats import rankdata
-
     y, x = conditions(fl, state, (DRAWS,), "obedience", t)
     ce = F.cross_entropy(head(generator(fl, state["generator"]).eval()(x)[None])[0].double(), y, reduction="none")
     scores = (ce - state["tau"]) * confidence(ce, state["tau"], fl.config.lam)
-    ranks = rankdata(torch.stack([x[:, -1], scores]).cpu().numpy(), axis=1)
-    return float(np.corrcoef(*ranks)[0, 1]) if np.ptp(ranks, axis=1).all() else 0.0
+    both = pd.DataFrame({"requested": x[:, -1].tolist(), "realised": scores.tolist()})
+    return float(both.corr("spearman").fillna(0.0).loc["requested", "realised"])
 
 
 # ------------------------------------------------------------------------------------------- client side, server side
@@ -339,7 +325,7 @@ def synchronise(config: Config, state: dict, trained: dict[int, Tensor], draws: 
     z, S, M_f, N = state["phase"], config.thresholds.split(","), state["base"]["frozen"], state["pool"]
     if z == len(S) or not config.freeze:  # after the last phase everyone trains on
         return {"phase": z + 1, "frozen": 0, "froze": 0}
-    beta_T = N[math.ceil(float(S[z]) * len(N) - 1e-9) - 1]  # element ceil(T N); .07 * 100 is 7.000000000000001
+    beta_T = N[max(math.ceil(float(S[z]) * len(N) - 1e-9), 1) - 1]  # element ceil(T N); .07 * 100 is 7.000000000000001
     below = {k: int((N_k <= beta_T).sum()) for k, N_k in draws.items()}
     passed = {k: omega_k.clone() for k, omega_k in trained.items() if below[k] > config.v * DRAWS + 1e-9}  # strictly
     M_f.update(passed)
@@ -397,9 +383,6 @@ def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[c
         raise common.UsageError(f"--dataset {config.dataset}: this script reads images")
     n, share = len(data.y_train), config.data_share or (1.0 if config.dataset == "digits" else 0.5)
     kept = np.sort(streams("share").permutation(n)[: round(share * n)])
-    if len(kept) < config.clients * config.min_size:
-        too_few = f"{len(kept)} samples are fewer than --min-size {config.min_size} for each of --clients {config.clients}"
-        raise common.UsageError(f"--data-share {share:g}: {too_few}")
     owner = None if data.owner is None else data.owner[kept]
     half = common.Data(data.x_train[kept], data.y_train[kept], data.x_test, data.y_test, data.classes, owner=owner)
     half.mean, half.std = torch.full_like(data.mean, 127.5), torch.full_like(data.std, 127.5)
@@ -434,13 +417,14 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
 
 
 def results(df: pd.DataFrame) -> pd.DataFrame:
-    """By (setting, method, trial): both protocols, rounds and uploads to FedAvg's final accuracy, what froze and obeyed."""
+    """By (setting, method, trial): both protocols, (tested) rounds and uploads to FedAvg's final accuracy, traffic, phases."""
     by, tested = ["setting", "method", "trial"], df.dropna(subset="accuracy")
     goal = tested[tested.method == "fedavg"].groupby(["setting", "trial"]).accuracy.last().rename("goal")
     hits = tested.join(goal, on=["setting", "trial"]).query("accuracy >= goal").groupby(by)
     runs, best = df.groupby(by, sort=False), tested.groupby(by).accuracy_paper.nlargest(5).groupby(by)
     columns = {"full_final": runs.accuracy_full.last(), "paper_top5": best.mean()}
     columns |= {"rounds": hits["round"].first(), "updates": hits.uploads.first()}
+    columns["megabytes"] = (runs.received_mb.last() + runs.sent_mb.last()).round(3)
     if "phase" in df:
         own = df.dropna(subset="phase").reindex(columns=[*df, *({"advance", "froze", "rank_correlation"} - {*df})])
         own = own.assign(natural=own.advance == "natural", forced=own.advance == "forced").groupby(by)
@@ -457,12 +441,11 @@ def report(df: pd.DataFrame, runs: list[experiment.Run], folder: Path) -> None:
     if "phase" in df:
         value = [name for name in ("phase", "frozen", "beta_T") if name in df]
         experiment.curves(df.dropna(subset="phase"), folder / "phases.png", *value)
-        snapshots = [(run, run.load()["state"]["snapshots"]) for run in runs if run.trial == 0]
-        draw_mixtures([(run, saved) for run, saved in snapshots if saved], folder)
+        draw_mixtures([(run, s) for run in runs if run.trial == 0 and (s := run.load()["state"]["snapshots"])], folder)
 
 
 def draw_mixtures(snapshots: list, folder: Path) -> None:
-    """The distribution of each client's draws at three rounds: those whose curve is above v at beta_T freeze."""
+    """The distribution of each client's draws at three rounds: who trained there and is above v at beta_T freezes."""
     import matplotlib.pyplot as plt
 
     fig, axes = plt.subplots(len(snapshots), 3, squeeze=False, figsize=(12, 3 * len(snapshots)), layout="constrained")
@@ -472,8 +455,9 @@ def draw_mixtures(snapshots: list, folder: Path) -> None:
             for N_k in draws:
                 axis.ecdf(N_k, color="grey", lw=0.6)
             axis.ecdf(draws.flatten(), lw=2, label="all")
-            axis.axvline(now["beta_T"] or math.nan, color="C1", ls="--", label="β$_T$")
-            axis.axhline(run.config.v, color="C2", ls=":", label="v")
+            if now["beta_T"] is not None:
+                axis.axvline(now["beta_T"], color="C1", ls="--", label="β$_T$")
+                axis.axhline(run.config.v, color="C2", ls=":", label="v")
             axis.set_xlim(np.quantile(draws, [0.001, 0.97]))  # few are very hard
             axis.set(title=f"{run.setting} {run.method}, round {t + 1}", xlabel="difficulty score", ylabel="share below")
     axes[0, 0].legend(loc="lower right")

@@ -918,11 +918,19 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, method):
     assert strip[0] == strip[1]
 
 
+def test_no_share_of_the_draws_is_ever_all_of_them():
+    """At T = 1e-13 element ceil(T N) of the pool is its first, not its last: nobody has 99 % of the draws below it."""
+    state = {"phase": 0, "begun": 0, "base": {"frozen": {}}, "pool": sorted(np.linspace(0, 1, 40).tolist())}
+    draws = {k: np.full(g.DRAWS, 0.5) for k in range(2)}
+    columns = g.synchronise(small("fedcl", thresholds="1e-13", v=0.99), state, {0: torch.ones(3)}, draws, 0)
+    assert columns["beta_T"] == 0 and columns["froze"] == 0
+
+
 def test_results_count_rounds_and_updates_to_fedavgs_final_accuracy():
     def rows(method, trial, accuracies):
         return [
             {"setting": "", "method": method, "trial": trial, "round": t, "accuracy": a, "uploads": 10 * t, "accuracy_full": a}
-            | {"accuracy_paper": a + 1, "seconds": 0}
+            | {"accuracy_paper": a + 1, "seconds": 0, "received_mb": 2.0 * t, "sent_mb": 0.5 * t}
             | (
                 {"phase": 1, "froze": 1, "advance": "forced" if t == 3 else "", "rank_correlation": 0.1}
                 if method == "fedcl"
@@ -941,6 +949,7 @@ def test_results_count_rounds_and_updates_to_fedavgs_final_accuracy():
     assert fedcl.full_final.tolist() == [30, 60] and fedcl.paper_top5.tolist() == [31.8, 41]
     assert fedcl.froze.tolist() == [6, 6] and fedcl.forced.tolist() == [1, 1] and fedcl.natural.tolist() == [0, 0]
     assert np.allclose(fedcl.rank_correlation, 0.1) and table.loc["fedavg"].froze.isna().all()
+    assert (table.megabytes == 15).all()
     alone = g.results(pd.DataFrame(both[2]).drop(columns=["phase", "froze", "advance", "rank_correlation"]))
     assert alone.rounds.isna().all() and "froze" not in alone
 
@@ -948,11 +957,12 @@ def test_results_count_rounds_and_updates_to_fedavgs_final_accuracy():
 @pytest.mark.parametrize("flags, word", [
     ("--thresholds 0.2,0.6", "fall"), ("--thresholds 1.5", "--thresholds"), ("--thresholds a,b", "--thresholds"),
     ("--thresholds 0.5,nan", "--thresholds"), ("--thresholds 0.5,0.5", "fall"),
-    ("--epochs 3", "--epochs: has no meaning here: --local-steps sets the local work"),
-    ("--base fedavg fedadam", "--base: has no meaning here: --method sets the server's rule"),
-    ("--server-lr 1", "--server-lr: has no meaning here"), ("--dataset text.npz --model lstm", "reads images"),
-    ("--data-share 0.1 1", "--data-share 0.1: 144 samples are fewer than --min-size 32 for each of --clients 20"),
+    ("--epochs 3", "--epochs, --base, --server-lr: have no meaning here"), ("--server-lr 1", "have no meaning here"),
+    ("--base fedavg fedadam", "have no meaning here; --local-steps and --method have"),
+    ("--dataset text.npz --model lstm", "reads images"), ("--tau 1e300", "--tau"),
+    ("--data-share 0.1 1", "--clients 20: 144 training samples are fewer than --min-size 32 for each"),
     (f"--model {Path(__file__)}:Flat", "fedcl's generator wants a net with features and a head"),
+    (f"--method fedavg fedcl --model {Path(__file__)}:Flat", "fedcl's generator wants a net with features and a head"),
     ("--method fedsgd", "fedsgd"), ("--lam 0", "--lam"), ("--v 1.1", "--v"), ("--tau nan", "--tau"), ("--tau -0.5", "--tau"),
     ("--phase-quorum 0", "quorum"),
 ])  # fmt: skip
