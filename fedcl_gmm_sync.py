@@ -247,7 +247,8 @@ def download(fl: common.Federation, state: dict, clients: np.ndarray, t: int) ->
         return None, len(clients) * C * C * ("logits" in state["base"])
     y, x = (torch.stack(each) for each in zip(*(conditions(fl, state, size, "synthetic", t, k) for k in clients), strict=True))
     z = generator(fl, G).eval()(x.flatten(0, -2)).view(*y.shape, -1)
-    numbers = sum(w.numel() for w in G.values()) + C + len(state["pool"])
+    numbers = sum(w.numel() for w in G.values()) + C  # and beta: by one seed all draw the same pool from the mixtures
+    numbers += fl.config.difficulty * sum(len(part) for parts in state["scores"].values() for part in parts)
     return {"z": list(z.cpu().numpy()), "y'": list(y.cpu().numpy())}, len(clients) * numbers
 
 

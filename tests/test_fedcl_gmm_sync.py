@@ -140,7 +140,8 @@ class Literal:
         P_t, sent_omega = sorted(order[: self.c.clients_per_round]), self.omega
         beside = 0
         if self.G is not None:
-            beside = sum(tensor.numel() for tensor in self.G.state_dict().values()) + 10 + (len(self.N) if self.cl else 0)
+            beta = len(self.told) * (9 if self.c.upload == "gmm" else 17) * self.cl
+            beside = sum(tensor.numel() for tensor in self.G.state_dict().values()) + 10 + beta
         beside += 100 * bool(self.logits)
         shares = self.kind != "feddistill"
         self.received += 8e-6 * len(P_t) * (shares * len(self.omega) + beside)
@@ -705,6 +706,7 @@ def test_rank_correlation_of_a_generator_that_obeys(monkeypatch):
 def test_generated_features_come_from_the_generator_in_eval_mode():
     fl, state = begun()
     clients = np.array([0, 3])
+    state["scores"] = {0: [[0.5, 0.5], [1.0, 2.0], [1.0, 1.0]], 3: [[1.0], [0.0], [1.0]]}
     assert g.download(fl, state, clients, 0) == (None, 0)
     g.teach(fl, state, fl.model.bind(state["weights"][None]).head, 0)  # BatchNorm's statistics are now its own
     got, numbers = g.download(fl, state, clients, 1)
@@ -713,7 +715,7 @@ def test_generated_features_come_from_the_generator_in_eval_mode():
         y, x = g.conditions(fl, state, (3, 32), "synthetic", 1, k)
         assert np.array_equal(labels, y)
         np.testing.assert_allclose(z, torch.stack([net(each) for each in x]).detach(), rtol=1e-9, atol=1e-12)
-    assert numbers == 2 * (20_000 + 2 * 256 + 1 + 10 + 100)  # theta with BatchNorm's statistics and counter, p(y), the pool
+    assert numbers == 2 * (20_000 + 2 * 256 + 1 + 10 + 9)  # theta with BatchNorm's statistics and counter, p(y), two mixtures
 
 
 def one_step(fl, state, clients, synthetic):
