@@ -304,7 +304,11 @@ class Study:
         runs = {}
         for config, trial in itertools.product(configs, trials):
             run = self.run(config, trial, folder)
-            run = runs.setdefault(run.path, run)
+            run, own = runs.setdefault(run.path, run), run.config
+            for flag in set(self.method) - set(self.ignored(config)):
+                if getattr(run.config, flag) != getattr(own, flag):
+                    one, other = getattr(run.config, flag), getattr(own, flag)
+                    raise UsageError(f"--{flag.replace('_', '-')}: {one} and {other} would both be called {run.method}")
             wanted.setdefault(self.setting(config), {}).setdefault(run.method, {}).setdefault(trial, run)
         return list(runs.values())
 

@@ -8,14 +8,11 @@ What differs from the paper, and why:
 - FGN is reported as G = eta ||g||^2 >= 0, the printed one without its minus sign: the rule is a ratio and does not see it.
 - ||g||^2 is the mean over the local batches' gradients, which training computes anyway; --fgn per_sample follows the text.
 - Round 0 has no predecessor and counts as critical. A vanished FGN(t-1) is guarded.
-- Ours, marked so: --window; the noise of FGN and of the aggregate over the draw of clients; --select, other ways to draw;
-  --budget, equal uploads for every arm; --server-ema; and the controls `constant` (FedCL's uploads spread evenly), `shifted`
-  (its numbers of clients half a run later), `front` (largest first), `rising` (least final noise), `longer` (its base at more
-  local epochs).
+- Ours: --window, --select, --budget, --server-ema, the noise of FGN and of the aggregate over the draw of clients, and every
+  --arm but cl, base and random.
 """
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,17 +73,18 @@ def rule(select: str):
     return SELECT.get(select) or experiment.named("--select", select, SELECT)
 
 
-def chosen(select: str, *now) -> tuple:
-    """What the rule of --select gives for `now` = (fl, state, t, n), checked."""
-    M, n = len(now[0].sizes), now[-1]
+def chosen(select: str, fl: common.Federation, state: dict, t: int, n: int) -> tuple:
+    """What the rule of --select gives, checked."""
     with experiment.users(f"--select {select}"):
-        clients, weights, pi, scorers = rule(select)(*now)
+        clients, weights, pi, scorers = rule(select)(fl, state, t, n)
         clients, weights, pi = np.array(clients), np.array(weights, dtype=float), np.array(pi, dtype=float)
-        if clients.shape != (n,) or clients.dtype.kind != "i" or len(np.intersect1d(clients, range(M))) < n:
-            raise ValueError(f"wanted {n} different clients from 0 to {M - 1}")
+        if clients.shape != (n,) or clients.dtype.kind != "i" or len(np.intersect1d(clients, fl.everyone)) < n:
+            raise ValueError(f"wanted {n} different clients from 0 to {len(fl.sizes) - 1}")
         for values, most in ((weights, math.inf), (pi, 1 + 1e-9)):
             if values.shape != (n,) or not (np.isfinite(values) & (values >= 0) & (values <= most)).all() or not values.any():
                 raise ValueError(f"wanted {n} weights >= 0 and {n} probabilities from 0 to 1, finite, not all 0")
+        if int(scorers) < 0:
+            raise ValueError(f"wanted a number of scorers >= 0, not {scorers}")
         return clients, weights, pi, int(scorers)
 
 
@@ -114,9 +112,7 @@ class Config(experiment.Config):
     )
     detector: str = flag("fgn", "Eq. 2 on FGN, or on FedFIM", choices=("fgn", "fim"))
     fgn: str = flag("batch", "||g||^2: mean over local batches, over samples at the received net, or of grad F_k", choices=FGN)
-    detect_samples: int = flag(
-        0, "samples a client reads for per_sample, full and fim, anew each round (0: all)", low=0, high=10**7
-    )
+    detect_samples: int = flag(0, "samples a client reads for per_sample, full and fim, anew each round (0: all)", 0, 10**7)
     fgn_lr: bool = flag(True, "FGN = eta ||g||^2; --no-fgn-lr leaves eta out")
     delta: float = flag(0.01, "relative growth of FGN from which on a round is critical (inf: none)", low=0, high=float("inf"))
     window: int = flag(1, "compare the mean FGN of W rounds with that of the W before (1: the paper)", low=1, high=10**6)
@@ -152,7 +148,7 @@ class Config(experiment.Config):
 
 def name(config: Config) -> str:
     """fedavg+cl, fedavg+cl-fim, fedavg, fedavg+random, fedavg size n=8, ..: what decides is named, if it is not the default."""
-    detector = f"-{config.detector}" if config.arm in ("cl", *REPLAYS) and config.detector != "fgn" else ""
+    detector = f"-{config.detector}" if config.detector != "fgn" and "detector" not in unread(config) else ""
     words = [config.base + ("" if config.arm == "base" else f"+{config.arm}{detector}")]
     words += [config.select.rpartition(":")[2]] * (config.select != "uniform" and "select" not in unread(config))
     words += [f"n={config.each}"] * ("each" not in unread(config))
@@ -161,7 +157,7 @@ def name(config: Config) -> str:
 
 def unread(config: Config) -> set[str]:
     """The flags that this arm does not read: it is trained once for all their values."""
-    cl, odds = {"delta", "window", "first_round_critical", "fewest", "most"}, {"p_double", "p_halve"}
+    cl, odds = {"detector", "delta", "window", "first_round_critical", "fewest", "most"}, {"p_double", "p_halve"}
     read = {"random": odds | {"fewest", "most"}, "shifted": cl | {"shift"}, "rising": cl | {"kappa"}}
     unread = (cl | odds | {"shift", "kappa"}) - read.get(config.arm, cl if config.arm in ("cl", *REPLAYS) else set())
     usual = config.arm not in ("base", "longer") or config.each in (0, config.clients_per_round)
@@ -235,8 +231,10 @@ def signals(config: Config, fl: common.Federation, theta: Tensor, t: int, client
     else:
         norms = per_sample(fl.model, theta, fl.data, read)
     fgn, variance = estimate(torch.as_tensor(norms * (eta if config.fgn_lr else 1))[:, None], w, pi)
-    fim = {"fim": float(w @ per_sample(fl.model, theta, fl.data, read, fisher=True))} if config.detector == "fim" else {}
-    return {"fgn": float(fgn), "fgn_se": math.sqrt(variance)} | fim
+    seen = {"fgn": float(fgn), "fgn_se": math.sqrt(variance)}
+    if config.detector == "fim" and "detector" not in unread(config):
+        seen["fim"] = float(w @ per_sample(fl.model, theta, fl.data, read, fisher=True))
+    return seen
 
 
 def noise(theta: Tensor, weights: Tensor, w: np.ndarray, pi: np.ndarray) -> dict[str, float]:
@@ -288,9 +286,11 @@ def replayed_sizes(config: Config, rows: Sequence[dict]) -> np.ndarray:
     if config.arm == "front":
         return np.sort(sizes)[::-1]
     t, n = np.arange(len(sizes)), spread(np.ones(len(sizes)), sizes.sum(), config.clients)
-    for _ in range(20 * (config.arm == "rising")):  # to the fixed point
-        decays = (np.cumsum(n) - n) / config.clients_per_round if config.budget else t
-        n = spread((1 - config.kappa) ** t[::-1] * config.lr_decay**decays, sizes.sum(), config.clients)
+    decays = t.astype(float)  # of eta
+    for _ in range(100 * (config.arm == "rising")):  # to the fixed point, by half of the way: whole steps may swing about it
+        log_share = t[::-1] * math.log(1 - config.kappa) + decays * math.log(config.lr_decay)
+        n = spread(np.exp(log_share - log_share.max()), sizes.sum(), config.clients)
+        decays = (decays + (np.cumsum(n) - n) / config.clients_per_round) / 2 if config.budget else decays
     return n
 
 
@@ -309,27 +309,26 @@ def spread(share: np.ndarray, total: int, M: int) -> np.ndarray:
 def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """Algorithm 2 around `config.base`, for one arm and detector."""
     fl, streams, m, M = common.Federation(config, data, run.streams), run.streams, config.clients_per_round, config.clients
-    limits, U, planned = (m, M, config.fewest, config.most), config.budget, None
+    limits, U, planned = (m, M, config.fewest, config.most), config.budget or math.inf, None
+    passes, select = config.epochs, config.select
     if config.arm in ("base", "longer"):
         planned = [config.each or m] * config.rounds
-    elif config.arm in REPLAYS:
+    if config.arm == "longer":  # as many samples as draws by size would take
+        drawn_by_size = inclusion(fl.sizes, planned[0]) @ fl.sizes / planned[0]  # samples of a client, on average
+        passes, select = passes * (drawn_by_size / fl.sizes.mean()), "uniform"
+    if config.arm in REPLAYS:
         planned = replayed_sizes(config, run.other(arm="cl").load()["rows"])
     if config.arm == "cl" and run.trial == 0 and 2 * m >= M:
-        print(f"warning: one doubling of {m} clients reaches all {M}; critical periods have no room to show", file=sys.stderr)
+        experiment.say(f"warning: one doubling of {m} clients reaches all {M}; critical periods have no room to show")
     ratio = float(M * np.sum(fl.sizes**2) / fl.sizes.sum() ** 2)  # 1 + CV^2(N): by so much uniform draws are noisier
-    drawn_by_size = inclusion(fl.sizes, config.each or m) @ fl.sizes / (config.each or m)  # their mean number of samples
-    larger = drawn_by_size / fl.sizes.mean()
-    passes = config.epochs * (larger if config.arm == "longer" else 1)
-    select = "uniform" if config.arm == "longer" else config.select
 
     state = fl.start() | {"n": m, "history": [], "spent": 0}
     for t in run.rounds(state):
-        if U and state["spent"] == U:
+        if state["spent"] == U:
             break
-        n = state["n"] if planned is None else int(planned[t])
-        n = min(n, U - state["spent"]) if U else n
+        n = min(state["n"] if planned is None else int(planned[t]), U - state["spent"])
         clients, weights, pi, scorers = chosen(select, fl, state, t, n)  # line 2: M^(t), drawn anew in every round
-        theta, eta = state["weights"], config.lr * config.lr_decay ** (state["spent"] / m if U else t)
+        theta, eta = state["weights"], config.lr * config.lr_decay ** (state["spent"] / m if config.budget else t)
         batches = [schedule(fl.shards[k], passes, config.batch_size, streams("batches", t, k)) for k in clients]
         kept, update = fl.train(state, t, clients, batches, lr=eta)
         weights, pi = (values[np.isin(clients, kept)] for values in (weights, pi))
@@ -412,8 +411,7 @@ def report(df: pd.DataFrame, runs: list, folder) -> None:
     print("clients a round: mean, peak, first, last third; critical rounds; standard error of FGN in %; 1 + CV^2(N); totals;")
     print("rounds, uploads, clients a round to the base's final accuracy, trials that reach it; accuracy at equal uploads")
     targets(df).to_csv(folder / "targets.csv")
-    signals = [column for column in ("fgn", "fim", "clients", "critical") if column in df]
-    experiment.curves(df, folder / "fgn.png", *signals)
+    experiment.curves(df, folder / "fgn.png", *(name for name in ("fgn", "fim", "clients", "critical") if name in df))
 
 
 # ----------------------------------------------------------------------------------------------------- presets and main

@@ -1042,6 +1042,7 @@ OWN_RULES = {
     "probabilities": lambda n: (np.arange(n), np.ones(n), -np.ones(n), 0),
     "too probable": lambda n: (np.arange(n), np.ones(n), np.full(n, 1.1), 0),
     "scorers": lambda n: (np.arange(n), np.ones(n), np.ones(n), "x"),
+    "negative scorers": lambda n: (np.arange(n), np.ones(n), np.ones(n), -1000),
     "learns": lambda n: (list(range(n)), [1] * n, [1] * n, 0),  # a list will do; what it learns with raises
 }
 
@@ -1059,6 +1060,27 @@ def test_an_own_rule_that_is_wrong_is_one_line(tmp_path, tiny_data, name, monkey
         fgn.main([*flags, "--out", str(tmp_path)])
     *_, line = capsys.readouterr().err.replace("\r", "\n").splitlines()
     assert stop.value.code == 2 and "error: --select results.fedcl_fgn.rules:own: " in line
+
+
+@pytest.mark.parametrize("one, other", [("rules_a:mine", "rules_b:mine"), ("size", "rules_a:size"), ("rules_a:size", "size")])
+def test_two_rules_of_one_name_are_refused(tmp_path, tiny_data, monkeypatch, capsys, one, other):
+    """A method's name keeps what follows the colon: the second of two would be taken for the first, without a word."""
+    for module in ("rules_a", "rules_b"):
+        (tmp_path / f"{module}.py").write_text("from fedcl_fgn import by_size as mine\nsize = mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        fgn.main([*SMALL, "--dataset", str(tiny_data), "--arm", "base", "--select", one, other, "--out", str(tmp_path / "r")])
+    line = f"--select: {one} and {other} would both be called fedavg {other.rpartition(':')[2]}"
+    assert stop.value.code == 2 and capsys.readouterr().err.strip().endswith(line) and not (tmp_path / "r").exists()
+
+
+def test_the_detector_of_an_arm_that_heeds_none_may_change(tmp_path):
+    """FedFIM is read, and told apart, only where an arm heeds it: the order of a sweep and --resume change nothing."""
+    rows = launch(tmp_path, "--arm", "cl", "base", "--detector", "fgn", base=SMALL)
+    again = launch(tmp_path, "--arm", "cl", "base", "--detector", "fim", "fgn", "--resume", base=SMALL)
+    assert {row["method"] for row in rows} == {"fedavg", "fedavg+cl"}
+    assert {row["method"] for row in again} == {"fedavg", "fedavg+cl", "fedavg+cl-fim"}
+    assert {row["method"] for row in again if row["fim"]} == {"fedavg+cl-fim"}
 
 
 def test_a_module_of_rules_that_raises_is_one_line(tmp_path, monkeypatch, capsys):
@@ -1097,6 +1119,7 @@ def test_each_of_as_many_clients_is_the_base_and_is_trained_once(tmp_path, tiny_
 )
 def test_unread_flags(arm, spared):
     spared |= {"select"} if arm == "longer" else set()
+    spared |= {"detector"} if arm in ("base", "longer", "random") else set()
     assert fgn.unread(fgn.Config(arm=arm, detector="fgn")) == spared | {"each"}
     assert fgn.unread(fgn.Config(arm=arm, each=16)) == spared | {"each"}  # as many as it would take anyhow
     assert fgn.unread(fgn.Config(arm=arm, each=8)) == spared | ({"each"} if arm not in ("base", "longer") else set())
@@ -1208,6 +1231,18 @@ def test_common_targets_by_hand():
     assert fgn.targets(pd.DataFrame(scripted("x", [5, 6], [1, 1]))).empty
     whole = fgn.targets(pd.DataFrame(scripted("x", [5, 40], [1, 1])))  # 40 is reached
     assert whole.index.get_level_values("target").max() == 40 and (whole.reached == 1).all()
+
+
+@pytest.mark.parametrize("decay, kappa, rounds", [(0.95, 0.4, 97), (0.99, 0.05, 60), (0.01, 0.99, 200)])
+def test_rising_sizes_are_a_fixed_point(decay, kappa, rounds):
+    """Under a budget the sizes decide how eta falls: they are those that follow from themselves; the least shares are tiny."""
+    flags = {"arm": "rising", "kappa": kappa, "lr_decay": decay, "clients_per_round": 16, "clients": 512, "budget": 16 * rounds}
+    sizes = fgn.replayed_sizes(fgn.Config(**flags), [{"clients": 16, "dropped": 0}] * rounds)
+    assert sizes.sum() == 16 * rounds and sizes.min() >= 1 and sizes.max() <= 512
+    if kappa < 0.9:
+        decays = (np.cumsum(sizes) - sizes) / 16
+        again = fgn.spread((1 - kappa) ** np.arange(rounds)[::-1] * decay**decays, 16 * rounds, 512)
+        assert np.abs(again - sizes).max() <= 1
 
 
 def test_rising_follows_the_learning_rate_of_a_budget():
