@@ -94,9 +94,10 @@ class Data:
 
     @functools.cached_property
     def checksum(self) -> int:
-        """CRC-32 of all samples and labels: what was trained on other data is not resumed."""
-        parts = (self.x_train, self.y_train, self.x_test, self.y_test)
-        return functools.reduce(lambda crc, part: zlib.crc32(part.cpu().numpy(), crc), parts, 0)
+        """CRC-32 of all samples, labels and natural clients: what was trained on other data is not resumed."""
+        parts = [part.cpu().numpy() for part in (self.x_train, self.y_train, self.x_test, self.y_test)]
+        parts += [] if self.owner is None else [np.unique(self.owner, return_inverse=True)[1]]  # names may be text
+        return functools.reduce(lambda crc, part: zlib.crc32(part, crc), parts, 0)
 
     def images(self, split: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """What the nets read of 'train' or 'test': images normalised per channel, (n, H, W, C); text as it is. Made once."""

@@ -1,5 +1,6 @@
 """The command line, runs on disk and processes, on a script whose rounds cost nothing: this file is that script, too."""
 
+import contextlib
 import csv
 import errno
 import functools
@@ -526,9 +527,9 @@ def test_interval_is_students():
 
     a, b = np.array([3.0, 5.0, 4.5, 6.0]), np.array([2.0, 4.5, 4.0, 4.0])
     expected = ttest_rel(a, b).confidence_interval(0.95)
-    assert experiment.interval(a - b) == pytest.approx((1.0, expected.low, expected.high))
-    mean, low, high = experiment.interval([2.0])
-    assert mean == 2 and low != low and high != high
+    assert experiment.interval(a - b) == pytest.approx((1.0, expected.low, expected.high, ttest_rel(a, b).pvalue))
+    mean, low, high, p = experiment.interval([2.0])
+    assert mean == 2 and low != low and high != high and p != p
 
 
 def test_an_arm_that_does_not_read_a_swept_flag_is_trained_once_and_shown_in_every_setting(work):
@@ -660,7 +661,9 @@ def test_two_runs_in_one_folder(work, capsys):
 
 
 @pytest.mark.parametrize(
-    "text", ["null", "3", "[1]", '"x"', "", "{", '{"threads": null}', '{"threads": "x"}', "[" * 10**5, b"\xff\xfe"]
+    "text",
+    ["null", "3", "[1]", '"x"', "", "{", "[" * 10**5, b"\xff\xfe"]
+    + [f'{{"threads": {word}}}' for word in ("null", '"x"', "0", "-1", "1025", "1e999")],
 )
 def test_a_damaged_config_is_one_line(text, work, capsys):
     start("--out=r", "--arm=a", "--trials=1")
@@ -671,7 +674,9 @@ def test_a_damaged_config_is_one_line(text, work, capsys):
     assert len(table("r")) == 4
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "metrics.csv", "config.json", "summary.json"])
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "metrics.csv", "config.json", "summary.json", "megabytes.png", "partition.csv"]
+)
 def test_a_file_where_a_folder_belongs_and_the_other_way_round(name, work, capsys):
     path = work / "r" / name
     (work / "r").mkdir()
@@ -679,6 +684,65 @@ def test_a_file_where_a_folder_belongs_and_the_other_way_round(name, work, capsy
     for more in ([], ["--resume"]):
         refused(capsys, "--out=r", *more)
     shutil.rmtree(work / "r")
+
+
+def test_what_is_refused_late_deletes_nothing(work, capsys):
+    """A trial after the first that cannot hold samples out, and a folder where a figure belongs."""
+
+    flags, able = {"dataset": "tiny.npz", "clients": 4, "alpha": 0.1, "hold_out": 0.05}, []
+    for trial in range(2):
+        with contextlib.suppress(common.UsageError):
+            config = Config(**flags)
+            common.Federation(config, common.load_data("tiny.npz"), common.Streams(config.seed, trial))
+            able.append(trial)
+    assert able == [0]
+    start("--out=r", "--alpha=0.1")
+    before = files("r")
+    assert "--hold-out" in refused(capsys, "--out=r", "--alpha=0.1", "--hold-out=0.05")
+    assert files("r") == before
+    (work / "r" / "own_accuracy.png").mkdir()
+    assert "own_accuracy.png" in refused(capsys, "--out=r")
+    assert files("r") == before
+
+
+def test_events_of_another_project_stay(work):
+    theirs = work / "r" / "tensorboard" / "theirs" / "events.out.1"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("x")
+    start("--out=r")
+    assert theirs.read_text() == "x"
+
+
+def test_a_title_leaves_out_what_is_swept(work, capsys):
+    np.savez("other.npz", **np.load("tiny.npz"))
+    main([*SMALL[1:], "--out=r", "--dataset", "tiny.npz", "other.npz", "--rounds", "1", "2"])
+    printed = capsys.readouterr().out
+    assert "dataset=other.npz rounds=2: 2 trials, accuracy" in printed and "1 rounds" not in printed
+    start("--out=r", "--rounds=3", "--alpha", "1", "2")
+    assert "alpha=2.0: tiny.npz, 2 trials, 3 rounds, accuracy" in capsys.readouterr().out
+
+
+def test_an_endless_flag_is_valid_json(work):
+    start("--out=r", "--pull=inf", "--rounds=1")
+
+    def strict(word):
+        raise ValueError(word)
+
+    for name in ("config.json", "summary.json"):
+        saved = json.loads((work / "r" / name).read_text(), parse_constant=strict)
+        assert (saved["config"] if name == "summary.json" else saved)["pull"] == float("inf")
+    start("--out=r", "--pull=inf", "--rounds=1", "--resume")
+
+
+def test_other_clients_are_other_data(work, capsys):
+    arrays = dict(np.load("tiny.npz"))
+    for owner in (np.arange(40) % 5, np.arange(40) % 4):
+        np.savez("owned.npz", **arrays, owner=owner)
+        common.load_data.cache_clear()
+        flags = ["--dataset=owned.npz", "--partition=natural", "--out=r"]
+        if owner.max() == 4:
+            start(*flags)
+    assert "of another run, left as it is (data" in refused(capsys, *flags, "--resume")
 
 
 def test_a_run_that_diverges_ends_with_three_and_keeps_its_rounds(work, capsys):
@@ -829,6 +893,10 @@ def test_report_of_finished_folders(work, capsys):
     assert "a - b: final +0.00 [+0.00, +0.00]" in printed and (work / "one" / "report.png").exists()
     experiment.report_folders(["report", "one", "three"])
     assert "a (one) - a (three): final" in capsys.readouterr().out
+    for sweep in ("1", "2"):
+        start(f"--out={sweep}/r", "--arm=a", f"--pull=0.{sweep}")
+    experiment.report_folders(["report", "1/r", "2/r", "1/r"])
+    assert "a (1/r) - a (2/r): final" in capsys.readouterr().out
     for bad in ("gone", "."):
         with pytest.raises(SystemExit) as stop:
             experiment.report_folders(["report", "one", bad])

@@ -1074,6 +1074,13 @@ def test_two_rules_of_one_name_are_refused(tmp_path, tiny_data, monkeypatch, cap
     assert stop.value.code == 2 and capsys.readouterr().err.strip().endswith(line) and not (tmp_path / "r").exists()
 
 
+def test_until_needs_two_methods_of_one_setting(tmp_path, capsys):
+    """The base is part of a method's name, but two bases are two settings: there is no difference to measure."""
+    with pytest.raises(SystemExit) as stop:
+        fgn.main([*SMALL, "--arm=cl", "--base", "fedavg", "fedprox", "--until-halfwidth=.1", "--out", str(tmp_path / "r")])
+    assert stop.value.code == 2 and "a single method has no difference to measure" in capsys.readouterr().err
+
+
 def test_the_detector_of_an_arm_that_heeds_none_may_change(tmp_path):
     """FedFIM is read, and told apart, only where an arm heeds it: the order of a sweep and --resume change nothing."""
     rows = launch(tmp_path, "--arm", "cl", "base", "--detector", "fgn", base=SMALL)
