@@ -82,14 +82,12 @@ def tables_1_to_4() -> sns.FacetGrid:
     return draw(df, "gain", x="alpha", hue="measured", col="base", row="difference")
 
 
-def exposure() -> sns.FacetGrid:
-    """Every order minus vanilla, CIFAR-10, and the curriculum minus its own batches at other times."""
-    runs = {f"CIFAR-10, Dir({alpha})": f"fedavg_curriculum/cifar10-exposure-alpha{alpha}" for alpha in (0.05, 0.9)}
-    df = pd.concat(tidy(run).assign(alpha=alpha) for alpha, run in runs.items())
-    apart = [gains(df, order, "vanilla") for order in df.method.unique() if order != "vanilla"]
-    apart = pd.concat([*apart, gains(df, "curriculum", "shuffled")])
-    apart = apart.assign(pair=apart.difference.str.replace(" - ", "\n- ")).reset_index()
-    grid = draw(apart, "gain", x="pair", hue="measured", col="alpha", col_wrap=1, aspect=2.9, linestyle="none")
+def apart(runs: dict[str, str], *pairs: str) -> sns.FacetGrid:
+    """Paired differences 'A - B' of two arms, a panel for each run."""
+    df = pd.concat(tidy(run).assign(run=name) for name, run in runs.items())
+    shown = pd.concat(gains(df, *pair.split(" - ")) for pair in pairs)
+    shown = shown.assign(pair=shown.difference.str.replace(" - ", "\n- ")).reset_index()
+    grid = draw(shown, "gain", x="pair", hue="measured", col="run", col_wrap=1, aspect=2.9, linestyle="none")
     return grid.set_axis_labels("", "paired difference\n(points, 95 %)")
 
 
@@ -111,6 +109,7 @@ def random_sizes(run: str):
     return lambda: draw(gains(tidy(run), "fedavg+random", "fedavg"), "gain", x="setting", hue="measured", aspect=1.6)
 
 
+EXPOSED = ("curriculum", "shuffled", "weighted", "fixed", "random", "threshold", "balanced")
 FGN_SWEEPS = {"fig12": "local epochs E", "fig13": "weight decay", "fig14": "clients M", "fig15": "clients a round m"}
 GMM_SWEEPS = {"table4": "P", "table5": "thresholds of the phases", "table6-lambda": "lambda", "table6-tau": "tau"}
 GMM_SWEEPS |= {"table6-s": "S", "table6-v": "v"}
@@ -120,7 +119,11 @@ FIGURES = {
         orders("digits-fig1"), kind="bar", x="score", hue="method", row="partition", col="run", aspect=3
     ).set_titles("{row_name}"),
     "fedavg_curriculum/digits-table1/tables1-4": tables_1_to_4,
-    "fedavg_curriculum/cifar10-exposure-alpha0.9/exposure": exposure,
+    "fedavg_curriculum/cifar10-exposure-alpha0.9/exposure": lambda: apart(
+        {f"CIFAR-10, Dir({alpha})": run for alpha, run in verdicts.EXPOSURE.items()},
+        *(f"{order} - vanilla" for order in EXPOSED),
+        "curriculum - shuffled",
+    ),
     "fedavg_curriculum/digits-fig2/fig2": lambda: draw(orders("digits-fig2"), x="pacing_a", hue="method", col="pacing"),
     "fedavg_curriculum/digits-fig12/fig12": lambda: draw(
         orders("digits-fig12"), x="pacing_a", hue="method", col="pacing"
@@ -131,8 +134,9 @@ FIGURES = {
         tidy("client_curriculum/digits-fig4"), kind="bar", x="setting", hue="method", aspect=2.5
     ),
     "client_curriculum/digits-fig6-data/fig6": curves,
-    "fedcl_gmm_sync/mnist-alpha/table2": lambda: draw(
-        tidy("fedcl_gmm_sync/mnist-alpha"), kind="bar", x="alpha", hue="method", aspect=2
+    "fedcl_gmm_sync/mnist-200-alpha0.1/gains": lambda: apart(
+        {f"MNIST, Dir({alpha}), 200 rounds": run for alpha, run in verdicts.MNIST.items()},
+        *("fedcl - fedgen", "fedcl - fedgen-e", "fedcl-fresh - fedgen-e", "fedgen-e - fedgen", "fedgen - fedavg"),
     ),
     "fedcl_fgn/digits-fig39/fig6-39": fedcl_around_bases,
     "fedcl_fgn/digits-fig10-alpha0.1/fig10": lambda: draw(

@@ -38,15 +38,7 @@ def table(run: str) -> list[str]:
         rows = [cells.columns, ["---"] * len(cells.columns), *cells.astype(str).to_numpy()]
         return ["", *(f"| {' | '.join(cells)} |" for cells in rows), ""]
     found, lines = summary(run), []
-    columns = (
-        "setting",
-        "method",
-        "final",
-        "mean of the last ten",
-        "difference from the first arm, last ten",
-        "uploads",
-        "paper",
-    )
+    columns = ("setting", "method", "final", "mean of the last ten", "minus the first arm, last ten", "uploads", "paper")
     for setting, arms in found["results"].items():
         first, *_ = arms
         for method, own in arms.items():

@@ -31,17 +31,8 @@ class Work:
     program: str = ""  # nothing: the script of its place
 
     def command(self, jobs: int) -> list[str]:
-        flags = shlex.split(self.flags)
-        return [
-            self.program or self.place.split("/")[0] + ".py",
-            *flags,
-            "--threads",
-            "1",
-            "--jobs",
-            str(jobs),
-            "--out",
-            f"runs/{self.place}",
-        ]
+        script = self.program or self.place.split("/")[0] + ".py"
+        return [script, *shlex.split(f"{self.flags} --threads 1 --jobs {jobs} --out runs/{self.place}")]
 
     def complete(self) -> bool:
         return (ROOT.parent / "runs" / self.place / "summary.json").exists()
@@ -56,16 +47,7 @@ MNIST_200 = f"--preset table2-mnist --data-dir data --eval-every 5 {PHASE_ARMS} 
 FRESH = "--method fedcl fedcl-fresh fedcl-nofreeze fedgen-e fedavg"
 IMAGES = "--dataset fmnist --data-dir data"
 NO_DECAY = "--lr 0.01 --lr-power 0"
-SWEEPS = {
-    "fig10": "C6",
-    "fig12": "C7",
-    "fig13": "C7",
-    "fig14": "C7",
-    "fig15": "C7",
-    "fig18": "C8 C10",
-    "fig47": "C9",
-    "fig48": "C9",
-}
+SWEEPS = {"C6": "fig10", "C7": "fig12 fig13 fig14 fig15", "C8 C10": "fig18", "C9": "fig47 fig48"}
 EXPOSED = "--order curriculum shuffled weighted fixed random vanilla threshold balanced --trials 5"
 SMALLER_STEP = "--order shuffled vanilla --alpha 0.9 --lr 0.005 --trials 5"
 RIVALS = "--alpha 0.2 --rounds 40 --epochs 5 --lr 0.01 --lr-power 0 --trials 5"
@@ -118,7 +100,8 @@ RUNS = [
     ),
     *(
         Work(f"{FGN}fmnist-{figure}", claims, f"--preset {figure} {IMAGES} --model lenet5 --alpha 0.1 --rounds 60", 1)
-        for figure, claims in SWEEPS.items()
+        for claims, figures in SWEEPS.items()
+        for figure in figures.split()
     ),
     *(
         Work(f"{PHASES}mnist-{name}", "B4", f"--preset {name} --dataset mnist --data-dir data --rounds 60 --eval-every 5", 1)
