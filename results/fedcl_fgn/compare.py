@@ -51,7 +51,7 @@ def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
     table["noise"] = V.sum(min_count=1) / V.notna().mul(V[first], axis=0).sum()
     ours = each.late[first]
     for method in table.index:
-        table.loc[method, ["ahead", "low", "high"]] = experiment.interval(ours - each.late[method])
+        table.loc[method, ["ahead", "low", "high"]] = experiment.interval(ours - each.late[method])[:3]
     table.loc[first, ["ahead", "low", "high"]] = np.nan
     return table
 
