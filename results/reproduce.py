@@ -60,7 +60,7 @@ RUNS = [
     Work(FGN + "small", "C1 C11", f"{DIGITS} --arm cl base constant --rounds 4 --trials 2", 0.02, "small"),
     Work(PHASES + "small", "B1 B5", f"{DIGITS} --rounds 2 --trials 2", 0.02, "small"),
     Work(ART + "small", "D1 D5", f"{DIGITS} --rounds 2 --trials 2", 0.02, "small"),
-    Work(CURRICULA + "cifar10-table1", "A6 A7", f"--preset table1 {CIFAR} {ORDERS} --trials 3", 3, "paper"),
+    Work(CURRICULA + "cifar10-table1", "A6 A7", f"--preset table1 {CIFAR} {ORDERS} --trials 3 --stack-trials", 3, "paper"),
     Work(CURRICULA + "cifar10-table2", "A6 A7", f"--preset table2 {CIFAR} {ORDERS} --alpha 0.05 0.9 --trials 2", 1, "paper"),
     Work(CURRICULA + "cifar10-table3", "A6 A7", f"--preset table3 {CIFAR} {ORDERS} --alpha 0.05 0.9 --trials 2", 1, "paper"),
     Work(CURRICULA + "cifar10-table4", "A6 A7", f"--preset table4 {CIFAR} {ORDERS} --alpha 0.05 0.9 --trials 2", 1, "paper"),
