@@ -420,6 +420,8 @@ class Linear(nn.Linear):
     def forward(self, x):
         if x.dim() == 4:
             x = x.unflatten(1, (len(self.weight), -1)).transpose(0, 1).flatten(2)
+        if len(x) == 1:
+            return F.linear(x.squeeze(0), self.weight.squeeze(0), self.bias.squeeze(0)).unsqueeze(0)
         return Affine.apply(x, self.weight, self.bias)
 
 
@@ -594,14 +596,20 @@ class Model:
         held = dict(net.named_parameters()) | dict(net.named_buffers())
         return torch.cat([held[name].detach().flatten() for name in self.tensors]).to(self.device, self.dtype)
 
-    def bind(self, stack: Tensor, training: bool = False, grad: bool = False):
+    def by_layer(self, stack: Tensor) -> list[Tensor]:
+        """(K, P) or (K, trainable) -> (K, P_l) for each of the net's tensors l, in memory of their own."""
+        sizes = self.sizes if stack.shape[1] == self.size else self.sizes[: len(self.parameters)]
+        return [part.clone() for part in stack.split(sizes, dim=1)]
+
+    def bind(self, stack: Tensor | list[Tensor], training: bool = False, grad: bool = False):
         """The net over the rows of `stack` (K, P), sharing its memory; with `grad`, its parameters are autograd leaves.
 
         `net.leaves` lists the parameters in the order of the flat vector.
         """
         net, held = copy.deepcopy(self.skeleton).train(training), dict(self.constants)
-        for (name, tensor), view in zip(self.tensors.items(), stack.data.split(self.sizes, dim=1), strict=True):
-            held[name] = view.view(tensor.shape) if self.plain else view.view(-1, *tensor.shape)
+        parts = stack.split(self.sizes, dim=1) if isinstance(stack, Tensor) else stack
+        for (name, tensor), part in zip(self.tensors.items(), parts, strict=True):
+            held[name] = part.view(tensor.shape) if self.plain else part.view(-1, *tensor.shape)
             if name in self.parameters:
                 held[name] = held[name].data.requires_grad_(grad)  # .data: its own version counter
         for name, value in held.items():
@@ -755,26 +763,29 @@ def train(
     """
     K, steps, (rank, ranks) = len(batches), np.array([len(b) for b in batches], dtype=int), world()
     lr = np.full(max(steps.max(initial=0), 1), lr) if np.isscalar(lr) else np.asarray(lr)
-    frozen = {name: w.expand(K, -1) for name, w in (frozen or {}).items()}
-    chunk = 1 if model.plain else chunk or model.default_chunk()
+    theta, chunk = start.expand(K, -1), 1 if model.plain else chunk or model.default_chunk()
     order = np.argsort(-steps, kind="stable")[rank::ranks]  # longest first; every rank gets long and short clients alike
     result = (torch.empty if ranks == 1 else torch.zeros)(K, model.size, device=model.device, dtype=model.dtype)
     sums = torch.zeros(K, 2, device=model.device, dtype=torch.float64)
     for rows in (order[i : i + chunk] for i in range(0, len(order), chunk)):
         if seeds is not None:
             torch.manual_seed(seeds[rows[0]])
-        stack = Stack(model, start.expand(K, -1)[rows], data, [batches[i] for i in rows], lr)
-        stack.momentum, stack.weight_decay, stack.proximal = momentum, weight_decay, proximal
-        stack.x = stack.y.clone() if proximal else None  # theta, of which proximal terms ask
-        stack.loss, stack.penalty, stack.augment = loss, penalty, augment
-        stack.correction = None if correction is None else correction[rows]
-        stack.frozen = {name: w[rows] for name, w in frozen.items()}
-        stack.per_client = {name: value[rows] for name, value in (per_client or {}).items()}
-        stack.per_step = {name: stack.steps_first([value[i] for i in rows]) for name, value in (per_step or {}).items()}
-        if weights is not None:
-            stack.weight = stack.mean * stack.steps_first([weights[i] for i in rows])
-        with side_stream(model.device):
-            result[rows], sums[rows] = stack.train()
+        y, v = theta[rows], theta.new_zeros(len(rows), model.trainable)
+        for ts, live in phases(steps[rows], model):
+            now = rows[:live]
+            stack = Stack(model, data, batches, lr, now, ts)
+            stack.momentum, stack.weight_decay, stack.proximal = momentum, weight_decay, proximal
+            stack.x = model.by_layer(theta[now, : model.trainable]) if proximal else None
+            stack.correction = None if correction is None else model.by_layer(correction[now])
+            stack.loss, stack.penalty, stack.augment = loss, penalty, augment
+            stack.frozen = {name: model.by_layer(w.expand(K, -1)[now]) for name, w in (frozen or {}).items()}
+            stack.per_client = {name: value[now] for name, value in (per_client or {}).items()}
+            stack.per_step = {name: stack.steps_first(value) for name, value in (per_step or {}).items()}
+            stack.weight = stack.mean if weights is None else stack.mean * stack.steps_first(weights)
+            with side_stream(model.device):
+                y[:live], v[:live], seen = stack.train(y[:live], v[:live])
+            sums[now] += seen
+        result[rows] = y
     if ranks > 1:  # each row is zero on all ranks but one, so the sum is exact
         dist.all_reduce(result)
         dist.all_reduce(sums)
@@ -818,72 +829,87 @@ def stackable(longer: tuple, call: tuple) -> bool:
     return alike and np.ndim(a["lr"]) == np.ndim(b["lr"]) and np.array_equal(eta[: len(its)], its)
 
 
-class Stack:
-    """K clients, sorted by falling number of local steps T_k, trained as one net: a prefix of them is still live at step t."""
+def phases(steps: np.ndarray, model: Model):
+    """Yields (local steps as a slice, live): in these the first `live` clients, of falling `steps`, are trained.
 
-    def __init__(self, model: Model, start: Tensor, data: Data, batches: list[np.ndarray], lr: np.ndarray):
+    On a GPU a finished client stays, masked, until half of them have: so log2 K captured graphs serve all live counts.
+    """
+    live = [int((steps > t).sum()) for t in range(steps.max(initial=0))]
+    if recorded(model):
+        live = [min(len(steps), 1 << (n - 1).bit_length()) for n in live]
+    for n in dict.fromkeys(live):
+        yield slice(live.index(n), live.index(n) + live.count(n)), n
+
+
+def recorded(model: Model) -> bool:
+    """Whether steps are replayed as CUDA graphs. They need padding, which must not enter batch statistics."""
+    return model.device == "cuda" and not model.batch_norm
+
+
+class Stack:
+    """The clients `rows` trained as one net in the local steps `ts`; on a GPU those that end before are masked.
+
+    Weights lie by layer, in a list of (K, P_l): the rows of a (K, P) are copied at every convolution.
+    """
+
+    def __init__(self, model: Model, data: Data, batches: Sequence[np.ndarray], lr: np.ndarray, rows: np.ndarray, ts: slice):
         self.model, self.data, self.x_train = model, data, data.images("train", model.dtype)
-        self.steps, self.lr, self.cuda = np.array([len(b) for b in batches]), lr, model.device == "cuda"
-        self.weights = start  # (K, P), the clients' own; y is their trainable part
-        self.y = start[:, : model.trainable]
-        self.g, self.v = start.new_empty(self.y.shape), start.new_zeros(self.y.shape)
-        self.losses, self.sums = start.new_zeros(len(start)), start.new_zeros(len(start), 2, dtype=torch.float64)
+        self.lr, self.rows, self.ts = lr[ts], rows, ts
         index = self.steps_first(batches, fill=-1)  # (T, K, B)
         real = (index >= 0).to(model.dtype)
         self.index, self.counts = index.clamp(min=0), real.sum(-1).long().cpu().numpy()  # counts (T, K): true batch sizes
-        self.mean = self.weight = real / real.sum(-1, keepdim=True).clamp(min=1)
-        self.rate = self.steps_first([lr[:tau] for tau in self.steps])  # (T, K), 0 once a client has finished
+        self.mean = real / real.sum(-1, keepdim=True).clamp(min=1)
+        self.live, self.eta = index[..., 0] >= 0, torch.as_tensor(self.lr).to(model.device, model.dtype)  # (T, K), (T,)
+        self.sums = torch.zeros(len(rows), 2, device=model.device, dtype=torch.float64)
         self.t = torch.zeros(1, dtype=torch.int64, device=model.device)  # read on the device, also when a graph is replayed
         self.bound = {}
 
     def steps_first(self, arrays: Sequence[np.ndarray], fill=0) -> Tensor:
-        """K arrays (T_k, ...) -> (T, K, ...) on the device; integers stay integers, floats take the net's precision."""
-        kind = np.result_type(*arrays)
-        tensor = pad_sequence([torch.from_numpy(a.astype(kind)) for a in arrays], padding_value=fill).to(self.model.device)
-        return tensor.to(self.model.dtype) if tensor.is_floating_point() else tensor
+        """Every client's (T_k, ...) -> (T, K, ...) on the device; integers stay integers, floats take the net's precision."""
+        own = [arrays[i][self.ts] for i in self.rows]
+        tensor = pad_sequence([torch.from_numpy(a.astype(np.result_type(*own))) for a in own], padding_value=fill)
+        return tensor.to(self.model.device, self.model.dtype if tensor.is_floating_point() else None)
 
-    def train(self) -> tuple[Tensor, Tensor]:
-        """All local steps: y (K, P), and the sums over steps of ||g||^2 and of the loss (K, 2)."""
-        taken, graphs = collections.Counter(), {}
-        for t in range(self.steps.max(initial=0)):
-            live = int((self.steps > t).sum())
-            sizes = self.counts[t, :live]
-            if self.cuda and not self.model.batch_norm:  # finished clients stay, masked: log2 K graphs serve all live counts
-                live, sizes = min(len(self.y), 1 << (live - 1).bit_length()), [self.index.shape[2]]
+    def train(self, start: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All T steps: weights (K, P), velocity (K, trainable), and the sums over steps of ||g||^2 and of the loss (K, 2)."""
+        self.weights, self.v = self.model.by_layer(start), self.model.by_layer(velocity)
+        self.y, graph = self.weights[: len(self.v)], None
+        for t, sizes in enumerate(self.counts):
+            if recorded(self.model):
+                sizes = [self.index.shape[2]]
             elif not self.model.batch_norm or sizes.min() == sizes.max():  # padding must not enter batch statistics
-                sizes = [int(sizes.max())]
-            step = functools.partial(self.step, live, sizes, self.lr[t])
-            if self.cuda and not self.model.batch_norm:  # three steps as they are, then one is recorded and replayed
-                taken[live] += 1
-                if taken[live] == 4:
-                    graphs[live] = captured(step)
-                step = graphs.get(live, step)
-            step()
-        return self.weights, self.sums
+                sizes = [sizes.max()]
+            step = functools.partial(self.step, sizes, float(self.lr[t]))
+            if recorded(self.model) and t == 3:  # three steps as they are, then one is recorded and replayed
+                graph = captured(step)
+            (graph or step)()
+        return torch.cat(self.weights, 1), torch.cat(self.v, 1), self.sums
 
-    def step(self, live: int, sizes: Sequence[int], eta: float) -> None:
-        """A local step: of the first `live` clients together, or one by one where their batch sizes must not be padded."""
-        for k, size in enumerate(sizes):
-            self.differentiate(slice(0, live) if len(sizes) == 1 else slice(k, k + 1), int(size))
-        self.descend(live, float(eta))
+    def step(self, sizes: Sequence[int], eta: float) -> None:
+        """A local step: of all clients together, or one by one where their batch sizes must not be padded."""
+        rows = [slice(0, None)] if len(sizes) == 1 else [slice(k, k + 1) for k in range(len(sizes))]
+        parts = [self.differentiate(own, int(size)) for own, size in zip(rows, sizes, strict=True)]
+        self.descend(eta, *(parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))))
         self.t.add_(1)
 
     def nets(self, rows: slice):
         """The net over these clients, and the frozen nets."""
         if (rows.start, rows.stop) not in self.bound:
-            frozen = {name: self.model.bind(stack[rows]) for name, stack in self.frozen.items()}
-            self.bound[rows.start, rows.stop] = self.model.bind(self.weights[rows], training=True, grad=True), frozen
+            frozen = {name: self.model.bind([part[rows] for part in stack]) for name, stack in self.frozen.items()}
+            own = self.model.bind([part[rows] for part in self.weights], training=True, grad=True)
+            self.bound[rows.start, rows.stop] = own, frozen
         return self.bound[rows.start, rows.stop]
 
     def now(self, schedule: Tensor, rows: slice) -> Tensor:
         """These clients' row of a schedule (T, K, ...) at step t."""
         return schedule.index_select(0, self.t)[0, rows]
 
-    def differentiate(self, rows: slice, size: int) -> None:
-        """One backward pass of the summed loss: clients are independent, so it yields every client's own gradient."""
+    def differentiate(self, rows: slice, size: int) -> tuple[Tensor, ...]:
+        """The clients' losses (K,) and gradients, (K, P_l) for each l: clients are independent, so one backward pass does."""
         step, index = SimpleNamespace(), self.now(self.index, rows)[:, :size]
         step.net, step.frozen = self.nets(rows)
-        step.mean, step.weight = self.now(self.mean, rows)[:, :size], self.now(self.weight, rows)[:, :size]
+        step.mean = self.now(self.mean, rows)[:, :size]
+        step.weight = step.mean if self.weight is self.mean else self.now(self.weight, rows)[:, :size]
         step.x, step.y = gather(self.x_train, index), gather(self.data.y_train, index)
         step.extra = {name: value[rows] for name, value in self.per_client.items()}
         step.extra |= {name: self.now(schedule, rows) for name, schedule in self.per_step.items()}
@@ -892,27 +918,29 @@ class Stack:
         step.logits = step.net.head(step.features)
         losses = self.loss(step) + self.penalty(step) if self.penalty else self.loss(step)
         grads = torch.autograd.grad(losses.sum(), step.net.leaves)
-        torch.cat([grad.reshape(len(losses), -1) for grad in grads], 1, out=self.g[rows])
-        self.losses[rows] = losses.detach()
+        return losses.detach(), *(grad.contiguous().view(len(losses), -1) for grad in grads)
 
     @torch.no_grad()
-    def descend(self, live: int, eta: float) -> None:
+    def descend(self, eta: float, losses: Tensor, *g: Tensor) -> None:
         """One step of SGD: g += mu (y - x) + c + lambda y, v = rho v + g, y -= eta v."""
-        g, v, y, rate = self.g[:live], self.v[:live], self.y[:live], self.now(self.rate, slice(0, live))
-        seen = torch.stack([torch.linalg.vector_norm(g, dim=1).square(), self.losses[:live]], 1)
-        self.sums[:live] += torch.where(rate[:, None] > 0, seen, 0)
+        norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in g])
+        seen, y, v = torch.stack([norms.square().sum(0), losses], 1), self.y, self.v
         if self.proximal:
-            g.add_(y - self.x[:live], alpha=self.proximal)
+            g = torch._foreach_add(g, torch._foreach_sub(y, self.x), alpha=self.proximal)
         if self.correction is not None:
-            g.add_(self.correction[:live])
-        if self.cuda:
-            v.mul_(self.momentum).add_(g).add_(y, alpha=self.weight_decay)
-            y.sub_(torch.where(rate[:, None] > 0, rate[:, None] * v, 0))
+            g = torch._foreach_add(g, self.correction)
+        if self.model.device == "cuda":
+            live, eta = self.now(self.live, slice(None))[:, None], self.eta[self.t]
+            seen = torch.where(live, seen, 0)
+            torch._foreach_mul_(v, self.momentum)
+            torch._foreach_add_(v, g)
+            torch._foreach_add_(v, y, alpha=self.weight_decay)
+            torch._foreach_sub_(y, [torch.where(live, eta * part, 0) for part in v])
         else:  # torch.optim.SGD's kernel: one pass over memory, not four. It does not look at strides
-            ys, gs, vs = ([m] if y.is_contiguous() else list(m) for m in (y, g, v))
             rest = {"dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": False}
             how = {"lr": eta, "momentum": self.momentum, "weight_decay": self.weight_decay} | rest
-            torch._fused_sgd_(ys, gs, vs if self.momentum else [], **how)
+            torch._fused_sgd_(y, g, v if self.momentum else [], **how)
+        self.sums += seen
 
 
 @contextlib.contextmanager
