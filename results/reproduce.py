@@ -47,6 +47,8 @@ MNIST_200 = f"--preset table2-mnist --data-dir data --eval-every 5 {PHASE_ARMS} 
 FRESH = "--method fedcl fedcl-fresh fedcl-nofreeze fedgen-e fedavg"
 IMAGES = "--dataset fmnist --data-dir data"
 NO_DECAY = "--lr 0.01 --lr-power 0"
+EXPERT = f"{IMAGES} --expert-epochs 5 --rounds 40 --epochs 2 {NO_DECAY}"
+TEN_CLIENTS = f"{IMAGES} --parts 100 --clients 10 --alpha 0.5 --rounds 20 --epochs 5 --trials 6"
 SWEEPS = {"C6": "fig10", "C7": "fig12 fig13 fig14 fig15", "C8 C10": "fig18", "C9": "fig47 fig48"}
 EXPOSED = "--order curriculum shuffled weighted fixed random vanilla threshold balanced --trials 5"
 SMALLER_STEP = "--order shuffled vanilla --alpha 0.9 --lr 0.005 --trials 5"
@@ -107,6 +109,11 @@ RUNS = [
         Work(f"{PHASES}mnist-{name}", "B4", f"--preset {name} --dataset mnist --data-dir data --rounds 60 --eval-every 5", 1)
         for name in ("table4", "table5", "table6-lambda", "table6-tau", "table6-s", "table6-v")
     ),
+    Work(CLIENTS + "fmnist-fig7", "A12", f"--preset fig7 {EXPERT} --trials 8", 0.3),
+    Work(CLIENTS + "fmnist-fig4", "A9", f"--preset fig4 {EXPERT} --data-order curriculum random vanilla --trials 5", 0.3),
+    Work(FGN + "fmnist-alpha", "C1", f"{IMAGES} --alpha 0.1 0.3 --batch-size 16 --rounds 60 --trials 5", 0.3),
+    Work(ART + "fmnist-table2", "D1 D2 D3", f"--preset table2 {TEN_CLIENTS} --model lenet5 --augment none", 0.4),
+    Work(ART + "fmnist-controls", "D5", TEN_CLIENTS, 0.2),
     Work(ART + "fmnist-d4", "D4", f"--preset d4 {IMAGES} --model lenet5 --augment none --warmup 6", 0.3),
     *(
         Work(f"{FGN}select-{name}{part}", "C11", f"--dataset {data} {LARGE} {arms}", hours)
