@@ -56,7 +56,7 @@ class Config(experiment.Config):
     data_order: str = flag(("curriculum", "vanilla"), "of a client's samples; every pair of orders is an arm", choices=ORDERS)
     score: str = flag("G", "difficulty: loss of the global (G) or of a central expert model (E, an oracle)", choices=("G", "E"))
     f_ord: float = flag(1.0, "fraction of the samples dealt by difficulty (0: none, clients are alike)", 0, 1)
-    stratify: bool = flag(True, "deal by difficulty within each class, so that class counts stay (off: over all samples)")
+    stratify: bool = flag(True, "deal by difficulty within each class, so that class counts stay (off: only sizes do)")
     expert_epochs: int = flag(2, "central epochs of the expert that deals the data, and scores under E", 1, 1000)
     client_sampling: str = flag("pool", "vanilla clients: all in turn, or drawn anew every round", choices=("pool", "uniform"))
     pacing: str = flag("linear", "of both pacings", choices=("linear", "quadratic", "root", "step", "exponential"))
@@ -67,7 +67,7 @@ class Config(experiment.Config):
     lr_alpha: float = flag(0.0, "alpha of eta_i = eta (1 + alpha i)^-p over steps (0: constant)", 0)
     lr_power: float = flag(0.75, "p of eta_i (0: constant)", 0)
     candidates: int = flag(8, "d of power-of-choice: so many compare their losses (never fewer than a round's)", 1, 10**6)
-    temperature: float = flag(0.5, "T of hics, per unit of a client's summed step sizes", above=0)
+    temperature: float = flag(0.5, "T of hics, per unit of the distance that a unit gradient would carry the client", above=0)
 
     def federation(self, data: common.Data, streams: common.Streams) -> common.Federation:
         fl = super().federation(data, streams)
@@ -130,8 +130,10 @@ def deal(config: Config, fl: common.Federation, run: experiment.Run) -> tuple[np
     """Deals fl's clients anew by Algorithm 2. Returns the expert's losses (n,), and difficulty before and after (2, M, 2).
     Raises NonFiniteError where the expert diverged.
     """
-    expert = run.cached("expert", lambda: fl.train_centrally(config.expert_epochs), "expert_epochs")
-    [(loss, _)] = common.score(fl.model, expert, fl.data, [np.arange(len(fl.data.y_train))], config.chunk)
+    typed = run.other(hold_out=config.hold_out)  # without what --tune chose for this arm: all arms are dealt the same data
+    central = typed.config.federation(fl.data, run.streams)
+    expert = typed.cached("expert", lambda: central.train_centrally(config.expert_epochs), "expert_epochs")
+    [(loss, _)] = common.score(central.model, expert, fl.data, [np.arange(len(fl.data.y_train))], config.chunk)
     if not np.isfinite(loss).all():
         raise common.NonFiniteError("the expert's loss is not finite, so it cannot rank the samples. Try a smaller --lr")
     labels = fl.data.y_train.cpu().numpy() if config.stratify else np.zeros(len(loss), dtype=np.int64)
@@ -173,9 +175,8 @@ def paced_batches(ordered: np.ndarray, g: np.ndarray, batch_size: int, rng: np.r
 
 def schedule(config: Config, shard, loss, streams: common.Streams, t: int, m: int) -> np.ndarray:
     """The samples (T, B) of client m in round t: T = E ceil(N/B) steps, whatever the order."""
-    N, order = len(shard), config.data_order
-    T = config.epochs * -(-N // config.batch_size)
-    g = pacing(config.pacing, np.arange(T), T, N, config.pacing_a, 1 if order == "vanilla" else config.pacing_b)
+    order, T = config.data_order, config.epochs * -(-len(shard) // config.batch_size)
+    g = pacing(config.pacing, np.arange(T), T, len(shard), config.pacing_a, 1 if order == "vanilla" else config.pacing_b)
     ordered = sort(shard, SIGN[order] * loss if order in SIGN else None, streams("ties", t, m))
     return paced_batches(ordered, g, config.batch_size, streams("batches", t, m))
 
@@ -217,12 +218,12 @@ def select(config: Config, fl: common.Federation, state: dict, keys, t: int) -> 
 
 def estimated_entropy(fl: common.Federation, start: torch.Tensor, update: common.Update, temperature: float) -> torch.Tensor:
     """(K,) float64: H(softmax(Delta b / T)) of HiCS-FL, Delta b the update of the output layer's bias: frequent labels pull
-    theirs up. T is `temperature` times the summed step sizes, so that neither the learning rate nor the steps' number counts.
+    theirs up. T is `temperature` times the distance that a unit gradient would have carried the client (update.length), so that
+    neither the learning rate nor the momentum nor the number of steps counts.
     """
     bias = slice(fl.model.trainable - fl.data.classes, fl.model.trainable)
     delta = (update.weights - start)[:, bias].double().cpu()
-    p = torch.softmax(delta / (temperature * torch.from_numpy(update.length)[:, None]), 1)
-    return torch.special.entr(p).sum(1)
+    return torch.special.entr(torch.softmax(delta / (temperature * torch.from_numpy(update.length)[:, None]), 1)).sum(1)
 
 
 # ---------------------------------------------------------------------------------------------------------- the rounds
@@ -232,15 +233,13 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """Client order x data order of one arm, on the difficulty partition."""
     fl, M, order = config.federation(data, run.streams), config.clients, config.client_order
     expert_loss, table = deal(config, fl, run)
-    shares = [torch.bincount(data.y_train[shard]) / len(shard) for shard in fl.shards]
-    balance = np.array([float(torch.special.entr(p.double()).sum()) for p in shares])  # of the labels: no server knows it
-    longest = config.epochs * -(-int(fl.sizes.max()) // config.batch_size)
-    eta = config.lr * (1 + config.lr_alpha * np.arange(longest)) ** -config.lr_power  # reset in every round
+    balance = [float(torch.special.entr(torch.bincount(data.y_train[own]).double() / len(own)).sum()) for own in fl.shards]
     ranks, sorts = order in (*SIGN, "power-of-choice"), config.data_order in SIGN
 
     state = fl.start() | {"difficulty": table, "queue": [], "pool": M, "updates": 0}
     state |= {"trained": [0] * M, "estimate": [np.inf] * M}  # how often each client was, and the entropy of its labels
-    state |= {"scoring_downloads": 0, "scoring_scalars": 0}
+    state["scoring_downloads"] = M * (config.score == "E" and (ranks or sorts))  # the expert is sent once: its scores, as the
+    state["scoring_scalars"] = M * (config.score == "E" and ranks or order == "entropy")  # labels' entropies, never change
 
     def losses(clients) -> list[np.ndarray]:
         """Each client's samples' losses, under the expert or the model that it holds."""
@@ -256,18 +255,15 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
             state["scoring_downloads"] += asked * (fl.base.vectors > 0)  # under solo each holds its net already
             state["scoring_scalars"] += asked
             return SIGN.get(order, -1) * np.array([loss.mean() for loss in losses(clients)])
-        rivals = {"entropy": -balance, "hics": -np.array(state["estimate"])}
+        rivals = {"entropy": -np.array(balance), "hics": -np.array(state["estimate"])}  # the first: no server knows it
         rivals["coverage"] = state["trained"] + np.isin(clients, state["queue"])  # who waits will be trained
         return rivals.get(order)
 
     for t in run.rounds(state):
-        before = {name: state[name] for name in ("scoring_downloads", "scoring_scalars")}
-        if t == 0:  # the expert is sent once, and its scores and label entropies never change
-            state["scoring_downloads"] = M * (config.score == "E" and (ranks or sorts))
-            state["scoring_scalars"] = M * (config.score == "E" and ranks or order == "entropy")
         clients = select(config, fl, state, keys, t)  # S_t
         sample_losses = losses(clients) if sorts else [None] * len(clients)
         batches = [schedule(config, fl.shards[m], k, run.streams, t, m) for m, k in zip(clients, sample_losses, strict=True)]
+        eta = config.lr * (1 + config.lr_alpha * np.arange(max(map(len, batches)))) ** -config.lr_power  # reset every round
         kept, update = fl.train(state, t, clients, batches, lr=eta)
         state["updates"] += len(clients)
         if order == "hics":
@@ -277,12 +273,11 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         for m in kept:
             state["trained"][m] += 1
         fl.aggregate(state, kept, update)  # theta_g^{t+1}
-        scoring = {name: state[name] for name in before}
-        received, sent = (scoring[name] - before[name] for name in before)
+        scoring, last = {name: state[name] for name in ("scoring_downloads", "scoring_scalars")}, [{}, *run.rows][-1]
+        received, sent = (scoring[name] - last.get(name, 0) for name in scoring)
         columns = scoring | fl.cost(clients, update, received=received * fl.model.size, sent=sent)
-        columns |= {"pool": state["pool"], "expert_loss": float(np.mean([expert_loss[fl.shards[m]].mean() for m in clients]))}
+        columns |= {"pool": state["pool"], "expert_loss": table[1, clients, 0].mean(), "train_loss": update.loss.mean()}
         columns["downloads"] = state["updates"] * (fl.base.vectors > 0) + scoring["scoring_downloads"]
-        columns["train_loss"] = float(update.loss.mean())
         run.record(t, len(kept), len(clients) - len(kept), **columns, **(fl.test(state) if run.due(t) else {}))
 
 
@@ -301,9 +296,8 @@ def report(df: pd.DataFrame, runs: list[experiment.Run], folder) -> None:
     for setting, trial in each.groupby(["setting", "trial"], sort=False).groups:  # an arm names only the flags that it reads
         run = next(r for r in runs if r.trial == trial and set(r.setting.split()) <= set(setting.split()))
         before, after = map(consistency, run.load()["state"]["difficulty"].cpu().numpy())
-        rows.append({"setting": setting, "trial": trial, "inside_before": before[0], "inside": after[0]})
-        rows[-1] |= {"between_before": before[1], "between": after[1]}
-    table = pd.DataFrame(rows)
+        rows.append((setting, trial, before[0], after[0], before[1], after[1]))
+    table = pd.DataFrame(rows, columns=["setting", "trial", "inside_before", "inside", "between_before", "between"])
     table.to_csv(folder / "consistency.csv", index=False)
     means = table.drop(columns="trial").groupby("setting", sort=False).agg(["mean", "std"])
     print(f"\nstd of the expert's loss inside clients and between their means\n{means.to_string(float_format='%.3f')}")

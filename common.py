@@ -76,20 +76,16 @@ class Streams:
 
 @dataclass
 class Data:
-    """A data set on the device: uint8 images (n, H, W, C) or int64 text (n, L), each sample a label in 0 .. classes - 1.
-
-    `mean` and `std` (C,) are the training images' moments, in units of a pixel; `owner` (n,) names the natural client of each
-    training sample (speaking role, celebrity), where the data set has such.
-    """
+    """A data set on the device: uint8 images (n, H, W, C) or int64 text (n, L), each sample a label in 0 .. classes - 1."""
 
     x_train: Tensor
     y_train: Tensor
     x_test: Tensor
     y_test: Tensor
     classes: int
-    mean: Tensor | None = None
+    mean: Tensor | None = None  # (C,), as std: the training images' moments, in units of a pixel
     std: Tensor | None = None
-    owner: np.ndarray | None = None
+    owner: np.ndarray | None = None  # (n,): each training sample's natural client (speaking role, celebrity), if any
     ready: dict = field(init=False, default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -202,12 +198,6 @@ def read_shakespeare(root: Path) -> tuple:
     return train[:, :-1], train[:, -1], test[:, :-1], test[:, -1], np.array(owner)
 
 
-def read_npz(path: Path) -> tuple:
-    """Arrays x_train, y_train, x_test, y_test, and owner where there are natural clients. Nothing is unpickled."""
-    with np.load(path, allow_pickle=False) as file:
-        return tuple(file[name] for name in ("x_train", "y_train", "x_test", "y_test", "owner")[: 4 + ("owner" in file)])
-
-
 def read_tree(root: Path) -> tuple:
     """train/ and test/ with a folder of 8-bit images for each class, in the order of their names, as torchvision reads them."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -218,10 +208,9 @@ def read_tree(root: Path) -> tuple:
             raise ValueError(f"{links[0]} links to a folder that it lies in")
         names = sorted(folder.name for folder in split.iterdir() if folder.is_dir() and not folder.name.startswith("."))
         files = [path for path in sorted(split.glob("*/**/*")) if path.suffix.lower() in IMG_EXTENSIONS]
-        hidden = [path for path in files if any(part.startswith(".") for part in path.relative_to(split).parts)]
-        if hidden:
+        shown = [path for path in files if not any(part.startswith(".") for part in path.relative_to(split).parts)]
+        if hidden := sorted({*files} - {*shown}):
             print(f"{split}: skipped {len(hidden)} hidden images, such as {hidden[0]}", file=sys.stderr)
-        shown = [path for path in files if path not in hidden]
         labels = [names.index(path.relative_to(split).parts[0]) for path in shown]
         if len(set(labels)) < len(names) or classes not in (None, names):
             raise ValueError("train/ and test/ must hold the same classes, and images of each")
@@ -264,8 +253,11 @@ def load_data(name: str, root: str = "data", device: str = "cpu", size: int | No
         elif name == "shakespeare":
             hint = f"; put a text of 'SPEAKER:' blocks at --data-dir {root}/tinyshakespeare.txt"
             arrays = read_shakespeare(path)
+        elif os.path.isdir(name):
+            arrays = read_tree(Path(name))
         else:
-            arrays = read_tree(Path(name)) if os.path.isdir(name) else read_npz(Path(name))
+            with np.load(name, allow_pickle=False) as file:
+                arrays = [file[part] for part in ("x_train", "y_train", "x_test", "y_test", "owner")[: 4 + ("owner" in file)]]
         return resident(*arrays, device=device, size=size)
     except Exception as error:  # zip, numpy, PIL and torchvision each have their own word for what is damaged or missing
         raise UsageError(f"--dataset {name}: {first_line(error).rstrip(' :')}{hint}") from error
@@ -319,7 +311,13 @@ def partition(kind, labels, clients, alpha, rng, min_size=1, owner=None, own_cla
     A client below `min_size` is filled from the largest clients. Raises UsageError when there are too few samples.
     """
     if kind == "natural":
-        return natural(owner, clients, max(min_size, 2), rng), 0
+        if owner is None:
+            raise UsageError("--partition natural: this data set has no clients of its own")
+        low, (names, counts) = max(min_size, 2), np.unique(owner, return_counts=True)
+        able = names[counts >= low]
+        if len(able) < clients:
+            raise UsageError(f"--clients {clients}: only {len(able)} of the data's own clients hold {low} samples or more")
+        return [np.flatnonzero(owner == name) for name in np.sort(rng.choice(able, clients, replace=False))], 0
     if clients * min_size > len(labels):
         raise UsageError(f"--clients {clients}: {len(labels)} training samples are fewer than --min-size {min_size} for each")
     owners = rng.permutation(np.arange(len(labels)) % clients)  # the client of each sample
@@ -366,17 +364,6 @@ def fill(owners, counts, min_size, rng) -> int:
     return len(receivers)
 
 
-def natural(owner, clients, min_size, rng) -> list[np.ndarray]:
-    """The samples of `clients` random ones of the data's own clients that hold `min_size` or more."""
-    if owner is None:
-        raise UsageError("--partition natural: this data set has no clients of its own")
-    names, counts = np.unique(owner, return_counts=True)
-    able = names[counts >= min_size]
-    if len(able) < clients:
-        raise UsageError(f"--clients {clients}: only {len(able)} of the data's own clients hold {min_size} samples or more")
-    return [np.flatnonzero(owner == name) for name in np.sort(rng.choice(able, clients, replace=False))]
-
-
 def epochs_of_batches(shard: np.ndarray, epochs: int, batch_size: int, rng: np.random.Generator) -> np.ndarray:
     """E passes over the shard, each in a new order: (E ceil(n / B), B), the last batch of a pass filled with -1."""
     batches = np.full((epochs, -(-len(shard) // batch_size) * batch_size), -1, dtype=np.int64)
@@ -400,10 +387,9 @@ class Conv2d(nn.Conv2d):
     def forward(self, x):
         bias = None if self.bias is None else self.bias.flatten()
         how = {"stride": self.stride, "padding": self.padding, "groups": len(self.weight)}
-        if not self.pool:
-            return F.conv2d(x, self.weight.flatten(0, 1), bias, **how)
+        x = F.conv2d(x, self.weight.flatten(0, 1), None if self.pool else bias, **how)
         # a bias moves the maximum exactly as it moves the candidates; added after them, it costs a quarter
-        return pooled(F.conv2d(x, self.weight.flatten(0, 1), **how)) + bias[:, None, None]
+        return pooled(x) + bias[:, None, None] if self.pool else x
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -445,12 +431,8 @@ class BatchNorm2d(nn.BatchNorm2d):
     """K batch norms at once, each with the statistics of its own client."""
 
     def forward(self, x):
-        mean, var = self.running_mean.flatten().clone(), self.running_var.flatten().clone()
-        x = F.batch_norm(x, mean, var, self.weight.flatten(), self.bias.flatten(), self.training, self.momentum, self.eps)
-        if self.training:  # the copies were updated: autograd keeps them, so the weights may not be
-            self.running_mean.copy_(mean.view_as(self.running_mean))
-            self.running_var.copy_(var.view_as(self.running_var))
-        return x
+        mean, var = self.running_mean.flatten(), self.running_var.flatten()  # views in a stack: they are updated in place
+        return F.batch_norm(x, mean, var, self.weight.flatten(), self.bias.flatten(), self.training, self.momentum, self.eps)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -677,20 +659,14 @@ def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, no
 
 @dataclass
 class Update:
-    """What K clients send back. weights (K, P); the others (K,): steps and samples int, the rest float64.
-
-    samples  how many samples were processed, repetitions counted
-    length   ||a_i||_1 of FedNova times eta: under a constant gradient g, x - y_i = length_i g (momentum and lr schedule in it)
-    grad_sq  mean over local steps of ||grad l_B||^2, before momentum, weight decay and correction
-    loss     mean over local steps of the training loss
-    """
+    """What K clients send back. weights (K, P); the others (K,): steps and samples int, the rest float64."""
 
     weights: Tensor
     steps: np.ndarray
-    samples: np.ndarray
-    length: np.ndarray
-    grad_sq: np.ndarray
-    loss: np.ndarray
+    samples: np.ndarray  # how many were processed, repetitions counted
+    length: np.ndarray  # ||a_i||_1 of FedNova times eta: x - y_i = length_i g under a constant g, momentum and lr in it
+    grad_sq: np.ndarray  # mean over local steps of ||grad l_B||^2, before momentum, weight decay and correction
+    loss: np.ndarray  # mean over local steps of the training loss
 
     def __getitem__(self, keep: np.ndarray) -> "Update":
         """The update of the clients in rows `keep`."""
@@ -719,24 +695,24 @@ def step_lengths(lr: np.ndarray, momentum: float = 0.0, proximal: float = 0.0) -
 
 def train(
     model: Model,
-    start: Tensor,
+    start: Tensor,  # x: theta (P,) for all, or (K, P)
     data: Data,
-    batches: Sequence[np.ndarray],
+    batches: Sequence[np.ndarray],  # of each client (T_k, B), training samples; a short batch ends with -1
     *,
-    lr: float | np.ndarray,
+    lr: float | np.ndarray,  # eta, or its schedule over local steps (T,)
     momentum: float = 0.0,
     weight_decay: float = 0.0,
-    proximal: float = 0.0,
-    correction: Tensor | None = None,
-    weights: Sequence[np.ndarray] | None = None,
-    loss: Callable = cross_entropy,
-    penalty: Callable | None = None,
-    frozen: dict[str, Tensor] | None = None,
-    per_client: dict[str, Tensor] | None = None,
-    per_step: dict[str, Sequence[np.ndarray]] | None = None,
-    augment: Callable | None = None,
-    chunk: int = 0,
-    seeds: Sequence[int] | None = None,
+    proximal: float = 0.0,  # mu of FedProx
+    correction: Tensor | None = None,  # (K, trainable), of SCAFFOLD and VRL-SGD
+    weights: Sequence[np.ndarray] | None = None,  # of each client (T_k, B); the loss is their sum over the batch's true size
+    loss: Callable = cross_entropy,  # step -> (K,)
+    penalty: Callable | None = None,  # step -> (K,), added to the loss
+    frozen: dict[str, Tensor] | None = None,  # weights (P,) or (K, P) that step.frozen[name] offers as eval nets
+    per_client: dict[str, Tensor] | None = None,  # (K, ...) each, in step.extra cut to the live clients
+    per_step: dict[str, Sequence[np.ndarray]] | None = None,  # of each client (T_k, ...), in step.extra
+    augment: Callable | None = None,  # (normalised images (K, B, H, W, C), extra) -> images
+    chunk: int = 0,  # clients stacked at once (0: chosen for the net and device); a plain net always takes 1
+    seeds: Sequence[int] | None = None,  # of dropout, one per client; clients that are stacked share the first one's
 ) -> Update:
     """Trains K clients by SGD over their index schedules, many of them in one pass. Equal to this loop, which a test runs:
 
@@ -748,20 +724,11 @@ def train(
                 v = momentum * v + g
                 y = y - lr[t] * v
 
-    start       x: theta (P,) for all, or (K, P)
-    batches     for each client an integer array (T_k, B) of training samples, a short batch filled with -1 at its end
-    lr          eta, or its schedule over local steps (T,)
-    proximal    mu of FedProx; correction (K, trainable) is that of SCAFFOLD and VRL-SGD
-    weights     for each client an array (T_k, B) of sample weights; the loss is their sum over the batch's true size
-    loss        step -> (K,); `step` has net, inputs, x, y, features (K, B, F), logits (K, B, C), weight and mean (K, B),
-                frozen and extra. `mean` is 1 / batch size on real samples and 0 on padding; weight is mean times sample weight
-    penalty     step -> (K,), added to the loss; frozen: weights (P,) or (K, P) that step.frozen[name] offers as eval nets
-    per_client  tensors (K, ...), per_step lists of arrays (T_k, ...); both appear in step.extra, cut to the live clients
-    augment     (normalised images (K, B, H, W, C), extra) -> images
-    chunk       clients stacked at once (0: chosen for the net and device); a plain net always takes 1
-    seeds       of dropout, one per client; clients that are stacked share the first one's
+    `step` has net, inputs, x, y, features (K, B, F), logits (K, B, C), weight and mean (K, B), frozen and extra. `mean` is
+    1 / batch size on real samples and 0 on padding; weight is mean times sample weight.
     """
-    K, steps, (rank, ranks) = len(batches), np.array([len(b) for b in batches], dtype=int), world()
+    K, steps = len(batches), np.array([len(b) for b in batches], dtype=int)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
     lr = np.full(max(steps.max(initial=0), 1), lr) if np.isscalar(lr) else np.asarray(lr)
     theta, chunk = start.expand(K, -1), 1 if model.plain else chunk or model.default_chunk()
     order = np.argsort(-steps, kind="stable")[rank::ranks]  # longest first; every rank gets long and short clients alike
@@ -770,22 +737,17 @@ def train(
     for rows in (order[i : i + chunk] for i in range(0, len(order), chunk)):
         if seeds is not None:
             torch.manual_seed(seeds[rows[0]])
-        y, v = theta[rows], theta.new_zeros(len(rows), model.trainable)
-        for ts, live in phases(steps[rows], model):
-            now = rows[:live]
-            stack = Stack(model, data, batches, lr, now, ts)
-            stack.momentum, stack.weight_decay, stack.proximal = momentum, weight_decay, proximal
-            stack.x = model.by_layer(theta[now, : model.trainable]) if proximal else None
-            stack.correction = None if correction is None else model.by_layer(correction[now])
-            stack.loss, stack.penalty, stack.augment = loss, penalty, augment
-            stack.frozen = {name: model.by_layer(w.expand(K, -1)[now]) for name, w in (frozen or {}).items()}
-            stack.per_client = {name: value[now] for name, value in (per_client or {}).items()}
-            stack.per_step = {name: stack.steps_first(value) for name, value in (per_step or {}).items()}
-            stack.weight = stack.mean if weights is None else stack.mean * stack.steps_first(weights)
-            with side_stream(model.device):
-                y[:live], v[:live], seen = stack.train(y[:live], v[:live])
-            sums[now] += seen
-        result[rows] = y
+        stack = Stack(model, theta[rows], data, batches, lr, rows)
+        stack.momentum, stack.weight_decay, stack.proximal = momentum, weight_decay, proximal
+        stack.x = model.by_layer(theta[rows, : model.trainable]) if proximal else None
+        stack.correction = None if correction is None else model.by_layer(correction[rows])
+        stack.loss, stack.penalty, stack.augment = loss, penalty, augment
+        stack.frozen = {name: model.by_layer(w.expand(K, -1)[rows]) for name, w in (frozen or {}).items()}
+        stack.per_client = {name: value[rows] for name, value in (per_client or {}).items()}
+        stack.per_step = {name: stack.steps_first(value) for name, value in (per_step or {}).items()}
+        stack.weight = stack.mean if weights is None else stack.mean * stack.steps_first(weights)
+        with side_stream() if stack.recorded else contextlib.nullcontext():
+            result[rows], sums[rows] = stack.train()
     if ranks > 1:  # each row is zero on all ranks but one, so the sum is exact
         dist.all_reduce(result)
         dist.all_reduce(sums)
@@ -829,67 +791,56 @@ def stackable(longer: tuple, call: tuple) -> bool:
     return alike and np.ndim(a["lr"]) == np.ndim(b["lr"]) and np.array_equal(eta[: len(its)], its)
 
 
-def phases(steps: np.ndarray, model: Model):
-    """Yields (local steps as a slice, live): in these the first `live` clients, of falling `steps`, are trained.
-
-    On a GPU a finished client stays, masked, until half of them have: so log2 K captured graphs serve all live counts.
-    """
-    live = [int((steps > t).sum()) for t in range(steps.max(initial=0))]
-    if recorded(model):
-        live = [min(len(steps), 1 << (n - 1).bit_length()) for n in live]
-    for n in dict.fromkeys(live):
-        yield slice(live.index(n), live.index(n) + live.count(n)), n
-
-
-def recorded(model: Model) -> bool:
-    """Whether steps are replayed as CUDA graphs. They need padding, which must not enter batch statistics."""
-    return model.device == "cuda" and not model.batch_norm
-
-
 class Stack:
-    """The clients `rows` trained as one net in the local steps `ts`; on a GPU those that end before are masked.
+    """The clients `rows`, of falling numbers of local steps, trained as one net: the first `live` of them at step t.
 
     Weights lie by layer, in a list of (K, P_l): the rows of a (K, P) are copied at every convolution.
     """
 
-    def __init__(self, model: Model, data: Data, batches: Sequence[np.ndarray], lr: np.ndarray, rows: np.ndarray, ts: slice):
+    def __init__(self, model: Model, start: Tensor, data: Data, batches: Sequence, lr: np.ndarray, rows: np.ndarray):
         self.model, self.data, self.x_train = model, data, data.images("train", model.dtype)
-        self.lr, self.rows, self.ts = lr[ts], rows, ts
+        self.lr, self.rows, self.steps = lr, rows, np.array([len(batches[i]) for i in rows])
+        self.recorded = model.device == "cuda" and not model.batch_norm  # CUDA graphs need padding, unfit for batch statistics
         index = self.steps_first(batches, fill=-1)  # (T, K, B)
         real = (index >= 0).to(model.dtype)
         self.index, self.counts = index.clamp(min=0), real.sum(-1).long().cpu().numpy()  # counts (T, K): true batch sizes
         self.mean = real / real.sum(-1, keepdim=True).clamp(min=1)
-        self.live, self.eta = index[..., 0] >= 0, torch.as_tensor(self.lr).to(model.device, model.dtype)  # (T, K), (T,)
+        self.trains, self.eta = index[..., 0] >= 0, torch.as_tensor(lr).to(model.device, model.dtype)  # (T, K), (T,)
+        self.weights = model.by_layer(start)
+        self.y = self.weights[: len(model.parameters)]
+        self.v = [torch.zeros_like(part) for part in self.y]
         self.sums = torch.zeros(len(rows), 2, device=model.device, dtype=torch.float64)
         self.t = torch.zeros(1, dtype=torch.int64, device=model.device)  # read on the device, also when a graph is replayed
         self.bound = {}
 
     def steps_first(self, arrays: Sequence[np.ndarray], fill=0) -> Tensor:
         """Every client's (T_k, ...) -> (T, K, ...) on the device; integers stay integers, floats take the net's precision."""
-        own = [arrays[i][self.ts] for i in self.rows]
+        own = [arrays[i] for i in self.rows]
         tensor = pad_sequence([torch.from_numpy(a.astype(np.result_type(*own))) for a in own], padding_value=fill)
         return tensor.to(self.model.device, self.model.dtype if tensor.is_floating_point() else None)
 
-    def train(self, start: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All T steps: weights (K, P), velocity (K, trainable), and the sums over steps of ||g||^2 and of the loss (K, 2)."""
-        self.weights, self.v = self.model.by_layer(start), self.model.by_layer(velocity)
-        self.y, graph = self.weights[: len(self.v)], None
-        for t, sizes in enumerate(self.counts):
-            if recorded(self.model):
-                sizes = [self.index.shape[2]]
-            elif not self.model.batch_norm or sizes.min() == sizes.max():  # padding must not enter batch statistics
+    def train(self) -> tuple[Tensor, Tensor]:
+        """All T steps: the weights (K, P), and the sums over steps of ||g||^2 and of the loss (K, 2)."""
+        taken, graphs = collections.Counter(), {}
+        for t, counts in enumerate(self.counts):
+            live = int((self.steps > t).sum())
+            sizes = counts[:live]
+            if self.recorded:  # a finished client stays, masked, until half of them have: log2 K graphs serve all live counts
+                live, sizes = min(len(counts), 1 << (live - 1).bit_length()), [self.index.shape[2]]
+            elif not self.model.batch_norm or sizes.min() == sizes.max():
                 sizes = [sizes.max()]
-            step = functools.partial(self.step, sizes, float(self.lr[t]))
-            if recorded(self.model) and t == 3:  # three steps as they are, then one is recorded and replayed
-                graph = captured(step)
-            (graph or step)()
-        return torch.cat(self.weights, 1), torch.cat(self.v, 1), self.sums
+            step = functools.partial(self.step, live, sizes, float(self.lr[t]))
+            taken[live] += 1
+            if self.recorded and taken[live] == 4:  # three steps as they are, then one is recorded and replayed
+                graphs[live] = captured(step)
+            graphs.get(live, step)()
+        return torch.cat(self.weights, 1), self.sums
 
-    def step(self, sizes: Sequence[int], eta: float) -> None:
-        """A local step: of all clients together, or one by one where their batch sizes must not be padded."""
-        rows = [slice(0, None)] if len(sizes) == 1 else [slice(k, k + 1) for k in range(len(sizes))]
+    def step(self, live: int, sizes: Sequence[int], eta: float) -> None:
+        """A local step: of the live clients together, or one by one where their batch sizes must not be padded."""
+        rows = [slice(0, live)] if len(sizes) == 1 else [slice(k, k + 1) for k in range(live)]
         parts = [self.differentiate(own, int(size)) for own, size in zip(rows, sizes, strict=True)]
-        self.descend(eta, *(parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))))
+        self.descend(live, eta, *(parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))))
         self.t.add_(1)
 
     def nets(self, rows: slice):
@@ -921,34 +872,32 @@ class Stack:
         return losses.detach(), *(grad.contiguous().view(len(losses), -1) for grad in grads)
 
     @torch.no_grad()
-    def descend(self, eta: float, losses: Tensor, *g: Tensor) -> None:
+    def descend(self, live: int, eta: float, losses: Tensor, *g: Tensor) -> None:
         """One step of SGD: g += mu (y - x) + c + lambda y, v = rho v + g, y -= eta v."""
         norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in g])
-        seen, y, v = torch.stack([norms.square().sum(0), losses], 1), self.y, self.v
-        if self.proximal:
-            g = torch._foreach_add(g, torch._foreach_sub(y, self.x), alpha=self.proximal)
-        if self.correction is not None:
-            g = torch._foreach_add(g, self.correction)
+        seen = torch.stack([norms.square().sum(0), losses], 1)
+        y, v, x, c = ([part[:live] for part in parts or ()] for parts in (self.y, self.v, self.x, self.correction))
+        if x:
+            g = torch._foreach_add(g, torch._foreach_sub(y, x), alpha=self.proximal)
+        if c:
+            g = torch._foreach_add(g, c)
         if self.model.device == "cuda":
-            live, eta = self.now(self.live, slice(None))[:, None], self.eta[self.t]
-            seen = torch.where(live, seen, 0)
+            trains, eta = self.now(self.trains, slice(0, live))[:, None], self.eta[self.t]
+            seen = torch.where(trains, seen, 0)
             torch._foreach_mul_(v, self.momentum)
             torch._foreach_add_(v, g)
             torch._foreach_add_(v, y, alpha=self.weight_decay)
-            torch._foreach_sub_(y, [torch.where(live, eta * part, 0) for part in v])
+            torch._foreach_sub_(y, [torch.where(trains, eta * part, 0) for part in v])
         else:  # torch.optim.SGD's kernel: one pass over memory, not four. It does not look at strides
             rest = {"dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": False}
             how = {"lr": eta, "momentum": self.momentum, "weight_decay": self.weight_decay} | rest
             torch._fused_sgd_(y, g, v if self.momentum else [], **how)
-        self.sums += seen
+        self.sums[:live] += seen
 
 
 @contextlib.contextmanager
-def side_stream(device: str):
+def side_stream():
     """Where steps run before one is captured, as CUDA graphs demand. Either stream waits for what the other has begun."""
-    if device != "cuda":
-        yield
-        return
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -967,11 +916,6 @@ def captured(step: Callable) -> Callable:
 def gather(samples: Tensor, index: Tensor) -> Tensor:
     """samples[index] of any shape, in whole rows: several times as fast as torch's indexing."""
     return samples.index_select(0, index.flatten()).view(*index.shape, *samples.shape[1:])
-
-
-def world() -> tuple[int, int]:
-    """(rank, number of ranks) under torchrun, else (0, 1)."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------- scoring

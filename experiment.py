@@ -150,7 +150,7 @@ SINGLE = (*FREE, "threads", "device", "tune", "tune_rounds", "stack_trials")  # 
 DEALING = ("partition", "alpha", "classes_per_client", "min_size", "parts", "clients", "hold_out")  # who holds which samples
 DEALING += ("data_share",)  # of a single script
 CENTRAL = ("dataset", "data_dir", "model", "width", "norm", "dtype", "batch_size", "lr", "momentum", "weight_decay", "seed")
-UNTUNED = (*SINGLE, *DEALING, "clients_per_round", "rounds", "seed", "eval_every", "chunk")
+UNTUNED = (*SINGLE, *DEALING, "f_ord", "expert_epochs", "clients_per_round", "rounds", "seed", "eval_every", "chunk")
 
 
 class Parser(argparse.ArgumentParser):
@@ -866,7 +866,7 @@ def check(study: Study, runs: list[Run]) -> pd.DataFrame:
     """
     distinct, tables, notes = {}, {}, {}
     for run in runs:
-        named = (*Config.__dataclass_fields__, *DEALING, *study.method)
+        named = (*Config.__dataclass_fields__, *DEALING, "projection", *study.method)
         drawn = run.config.hold_out or run.config.tune or run.config.partition == "natural"  # may not do in a later trial
         distinct.setdefault(repr([drawn and run.trial, *(getattr(run.config, name, 0) for name in named)]), run)
     for run in distinct.values():

@@ -75,10 +75,13 @@ class Config(experiment.Config):
             raise UsageError("--flip: what --hold-out and --tune hold out keeps its true labels; leave one of them out")
         if -1 < self.rho < 0:
             raise UsageError(f"--rho {self.rho}: wanted a number from 0 to 1, or -1 for the default")
-        if self.model == "lstm" or self.dataset == "shakespeare":
-            raise UsageError("--model lstm, --dataset shakespeare: this curriculum clusters images")
         if self.base == "solo" and (self.rounds > self.solo_epochs or self.clients_per_round < self.clients):
             raise UsageError("--base solo: wants all --clients in each round, and --rounds no more than --solo-epochs")
+
+    def federation(self, data: common.Data, streams: common.Streams) -> common.Federation:
+        if data.mean is None:
+            raise UsageError(f"--dataset {self.dataset}: this curriculum clusters images, not text")
+        return common.Federation(self, data, streams, projection=self.projection)
 
 
 # ---------------------------------------------------------------------------------- Curriculum Generation (Section 4.1)
@@ -153,11 +156,10 @@ def features(config: Config, fl: common.Federation, data: common.Data) -> np.nda
 
 def warm_up(config: Config, fl: common.Federation, data: common.Data) -> tuple[common.Model, Tensor]:
     """The encoder and its theta (P,): rounds of FedAvg with every client, from the initial weights, whatever --base is."""
-    warm, make = common.Federation(config, data, fl.streams, base=common.FedAvg), common.epochs_of_batches
+    warm, E, B = common.Federation(config, data, fl.streams, base=common.FedAvg), config.epochs, config.batch_size
     warm.data, state = fl.data, warm.start()
     for t in range(config.warmup):
-        streams = [fl.streams("warm-up", t, k) for k in warm.everyone]
-        batches = [make(shard, config.epochs, config.batch_size, rng) for shard, rng in zip(warm.shards, streams, strict=True)]
+        batches = [common.epochs_of_batches(own, E, B, fl.streams("warm-up", t, k)) for k, own in enumerate(warm.shards)]
         warm.aggregate(state, *warm.train(state, t, warm.everyone, batches))
     return warm.model, state["weights"]
 
@@ -225,8 +227,7 @@ def sample_weights(config: Config, t: int, batches: np.ndarray, shard: np.ndarra
 def draws(kind: str, batches: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """What the augmentation of one client's batches (T, B) draws; the samples keep their index, and so their group."""
     drawn = {"shift": rng.integers(-4, 5, (*batches.shape, 2)), "flip": rng.random(batches.shape) < 0.5}
-    degrees = 15 if kind == "crop-flip-rotate" else 0
-    return drawn | {"angle": np.radians(rng.uniform(-degrees, degrees, batches.shape))}
+    return drawn | {"angle": np.radians(rng.uniform(-15, 15, batches.shape)) * (kind == "crop-flip-rotate")}
 
 
 def augmented(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
@@ -264,7 +265,7 @@ def flip_labels(data: common.Data, share: float, rng: np.random.Generator) -> tu
 
 def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """FedAC(base), the base alone, or the base with random groups, as --arm says."""
-    fl, streams = common.Federation(config, data, run.streams, projection=config.projection), run.streams
+    fl, streams = config.federation(data, run.streams), run.streams
     fl.data, flipped = flip_labels(fl.data, config.flip, streams("flips"))  # the partition is that of the clean labels
     flags = (*experiment.DEALING, "epochs", "features", "warmup", "rho", "art_alpha", "art_beta", "flip")
     cluster = run.cached("clusters", lambda: cluster_clients(config, fl, data), *flags).cpu().numpy()  # Eq. 4
@@ -339,7 +340,7 @@ def nets_seen(fl: common.Federation, state: dict, update: common.Update, clients
 
 
 def report(df: pd.DataFrame, runs: list[experiment.Run], folder) -> None:
-    """measures.csv, printed as means over trials, and the figures of each setting's first trial."""
+    """measures.csv, printed as means over trials, and the figures of each setting's first trial, named by its last letters."""
     own = [*df.loc[:, "clusters":"noisy_large"], "spearman", "silhouette"]  # each has one value in a run
     table = df.groupby(["setting", "method", "trial"], sort=False)[own].last()
     table.to_csv(folder / "measures.csv")
@@ -347,9 +348,8 @@ def report(df: pd.DataFrame, runs: list[experiment.Run], folder) -> None:
         means = table.loc[setting].groupby("method", sort=False).mean().T
         print(f"\n{setting}", means.to_string(float_format="%.3f"), sep="\n")
         words = setting.split()
-        # an arm names only what it reads
-        shown = [run for run in runs if run.trial == 0 and set(run.setting.split()) <= set(words)]
-        draw({run.method: run.load()["state"]["seen"] for run in shown}, folder, "-".join(["", *words]).replace("/", "_"))
+        shown = [r for r in runs if r.trial == 0 and set(r.setting.split()) <= set(words)]  # an arm names only what it reads
+        draw({r.method: r.load()["state"]["seen"] for r in shown}, folder, "-".join(["", *words])[-99:].replace("/", "_"))
 
 
 def draw(kept: dict[str, dict], folder, ending: str) -> None:

@@ -750,6 +750,17 @@ def test_one_expert_serves_all_settings_of_a_trial(file, tmp_path, monkeypatch, 
         assert sum(isinstance(each, int) for each in made) == experts
 
 
+def test_arms_that_tune_chose_other_rates_for_are_dealt_the_same_data(file, tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(experiment.Run, "rehearse", lambda run, config: config.lr if run.method == "client" else 1 - config.lr)
+    monkeypatch.setattr(script, "report", lambda df, runs, folder: seen.update({run.method: run.load() for run in runs}))
+    command = "--clients 6 --clients-per-round 3 --rounds 1 --epochs 1 --trials 1 --threads 1 --data-order vanilla"
+    script.main([*command.split(), "--tune", "lr=.01,.1", "--dataset", str(file), "--out", str(tmp_path)])
+    assert [saved["rows"][0]["tuned"] for saved in seen.values()] == [0.1, 0.01]
+    one, other = (saved["state"]["difficulty"] for saved in seen.values())
+    assert torch.equal(one, other)
+
+
 def test_stratify_keeps_class_counts_and_its_absence_only_sizes(file, tmp_path):
     labels, counts = common.load_data(str(file)).y_train.numpy(), {}
     base = common.Federation(small(file), common.load_data(str(file)), common.Streams(Config.seed, 0)).shards

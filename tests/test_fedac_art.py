@@ -953,6 +953,25 @@ def test_wrong_flags_give_one_line_and_status_2(flags, capsys, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_net_without_head_and_a_text_are_refused_before_anything_is_deleted(tmp_path, capsys):
+    (tmp_path / "metrics.csv").write_text("of an old run")
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self, channels, side, classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(channels * side**2, classes))\n"
+        "class Text(nn.Sequential):\n    def __init__(self, channels, side, classes):\n"
+        "        super().__init__(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, classes))\n"
+    )
+    x, y = np.arange(240).reshape(80, 3) % 9, np.arange(80) % 4
+    np.savez(tmp_path / "text.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    head = ["--projection", "off", "on", "--model", f"{tmp_path}/mine.py:Net"]
+    text = ["--dataset", f"{tmp_path}/text.npz", "--model", f"{tmp_path}/mine.py:Text", "--clients", "2"]
+    for flags, said in ((head, "projection head"), ([*text, "--clients-per-round", "2"], "clusters images")):
+        with pytest.raises(SystemExit) as stop:
+            fedac_art.main([*flags, "--out", str(tmp_path)])
+        assert stop.value.code == 2 and said in capsys.readouterr().err
+        assert (tmp_path / "metrics.csv").read_text() == "of an old run"
+
+
 def test_presets_are_the_papers_set_up():
     for name, text in PRESETS.items():
         configs, swept = experiment.parse(Config, PRESETS, fedac_art.__doc__, ["--preset", name])
