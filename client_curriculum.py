@@ -1,15 +1,15 @@
 """python client_curriculum.py --client-order curriculum vanilla --data-order curriculum vanilla --f-ord 1
 
 The client curriculum of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV 2023), Sections 4.1 to 4.5:
-clients are ranked by their mean loss, the first K of them form a pool, and K grows from b M to M as the budget of client
-updates is spent. Inside a client the data curriculum (Algorithm 1) may act too; the two make a 2x2. Algorithm 2 first
-deals the data so that some clients are easy and some are hard, without touching any client's class counts.
+clients are ranked by their mean loss, the first K of them form a pool, and K grows from b M to all M as the budget, rounds
+times m clients a round, is spent. Inside a client the data curriculum (Algorithm 1) may act too; the two make a 2x2.
+Algorithm 2 first deals the data so that some clients are easy and some hard, without touching any client's class counts.
 
 What differs from the paper, and why:
 - Algorithm 2 reads from exclusive offsets: the printed inclusive cumsum shifts every client by one block and overruns the
-  last. f = 0 is allowed, as the paper uses it. On IID the paper's std of .01 needs a sort that ignores classes: --no-stratify.
+  last. f (--f-ord) may be 0, as the paper uses it. On IID its std of the loss inside a client, .01, needs --no-stratify.
 - Every round aggregates m clients. Where the pool leaves fewer, they begin the next mini-batch and the re-scored pool fills
-  it up. Cut raggedly, the paper's setting would take 109 rounds instead of 100 and be tested after one of 3 clients.
+  it up. Left short, the paper's setting would take 109 rounds instead of 100 and be tested after one of 3 clients.
 - All arms, `vanilla` too, run on the same partition, and `random` is a random order of *clients* (of samples, for the data).
 - The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root miss N, step overshoots it
   and the exponential collapses to N. Clients and samples are sorted by loss, the printed score 1/loss from the other end.
@@ -17,7 +17,7 @@ What differs from the paper, and why:
 
 Rivals that choose clients at equal uploads, none of them the paper's: `power-of-choice` (Cho et al., 2022), `entropy` of the
 client's labels, most balanced first (an oracle), `hics`, the same estimated from the client's first update (Chen and Vikalo,
-2024, without their clusters), and `coverage`, least trained first. All but the first are paced by the same pool.
+2024, without clusters of clients), and `coverage`, least trained first. All but the first are paced by the same pool.
 """
 
 from dataclasses import dataclass
@@ -83,12 +83,12 @@ def name(config: Config) -> str:
 
 
 def unread(config: Config) -> list[str]:
-    """The flags that have no effect on this arm."""
+    """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
     pooled, paced = config.client_order not in ("vanilla", "power-of-choice"), config.data_order != "vanilla"
     read = {"score": config.data_order in SIGN or config.client_order in (*SIGN, "power-of-choice")}
     read |= {"client_a": pooled, "client_b": pooled, "pacing_a": paced, "pacing_b": paced, "pacing": pooled or paced}
     read |= {"client_sampling": config.client_order == "vanilla", "candidates": config.client_order == "power-of-choice"}
-    read |= {"temperature": config.client_order == "hics"}
+    read |= {"temperature": config.client_order == "hics", "lr_power": config.lr_alpha > 0}
     return [name for name, effective in read.items() if not effective]
 
 

@@ -274,6 +274,8 @@ def resident(x_train, y_train, x_test, y_test, owner=None, *, device="cpu", size
             raise ValueError(f"x_{split} is {x.dtype} {x.shape}; wanted uint8 or floats in [0, 1], (n, H, W, C)")
         if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= 10**5:
             raise ValueError(f"y_{split} is {y.dtype} {y.shape}; wanted {len(x)} integers from 0 to 99999")
+        if x.dtype == np.int64 and not 0 <= min(x.min(), y.min()) <= max(x.max(), y.max()) < len(CHARACTERS):
+            raise ValueError(f"x_{split} is text; wanted codes, and labels, from 0 to {len(CHARACTERS) - 1}")
         x, edge = torch.as_tensor(np.ascontiguousarray(x)), max(0, (size or 0) - x.shape[1]) if x.ndim == 4 else 0
         x = F.pad(x, (0, 0, *(edge // 2, edge - edge // 2) * 2)) if edge else x
         tensors += [x.to(device), torch.as_tensor(y.astype(np.int64), device=device)]
@@ -558,6 +560,7 @@ class Model:
     def __init__(self, build: Callable[[], nn.Module], device: str = "cpu", dtype: torch.dtype = torch.float32):
         self.build, self.device, self.dtype = build, device, dtype
         with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # of what a net of one's own draws and does not learn, permutations say
             net = build()
         whole = {name: b.to(device) for name, b in net.named_buffers() if not b.is_floating_point()}
         self.constants = {name: None if name.endswith("num_batches_tracked") else b for name, b in whole.items()}
@@ -1208,7 +1211,12 @@ class Federation:
         flags |= {"seeds": [self.streams.seed("dropout", t, m) for m in clients]} | options
         for name, value in self.base.client(state["weights"], clients).items():
             flags[name] = flags[name] | value if isinstance(value, dict) and flags.get(name) else value
-        update = (TRAINER.get() or train)(self.model, start, self.data, batches, **flags)
+        try:
+            update = (TRAINER.get() or train)(self.model, start, self.data, batches, **flags)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            if ":" not in c.model:
+                raise
+            raise UsageError(f"--model {c.model}: {type(error).__name__} in training: {first_line(error)}") from error
         good = torch.isfinite(update.weights).all(1).cpu().numpy()
         if not good.all() and (c.on_nonfinite == "stop" or not good.any()):
             bad = ", ".join(map(str, clients[~good]))

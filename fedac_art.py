@@ -3,11 +3,12 @@
 The clustering curriculum of "Clustering-based Curriculum Construction for Sample-Balanced Federated Learning" (Qi et al.,
 FedAC): before training, every client clusters its own samples, class by class, with Fuzzy ART; samples of small clusters
 (P1, hard or noisy) and of large ones (P2, easy) then carry different weights in the cross-entropy. The curriculum goes on
-top of SOLO, FedAvg, FedProx or MOON, and stands beside that base alone and beside random groups.
+top of SOLO (everyone alone), FedAvg, FedProx or MOON, and stands beside that base alone and beside random groups.
 
 What differs from the paper, and why:
-- Candidates share the sample's label: as printed, Eq. 1 lets every class through at rho = 0.
-- The paper gives neither T nor weights: here the median over samples of the cluster size, and (.5, 1) scaled to mean 1.
+- A sample may join clusters of its own label only: as printed, Eq. 1 lets every class through at rho, the vigilance, 0.
+- The paper gives neither T, below which a cluster is small, nor weights: here the median over samples of the cluster size,
+  and (.5, 1) for P1 and P2, scaled to mean 1.
 - L1 and L2 of Eq. 8 are sums over the batch, divided by its size; --reduction group takes means over its P1 and its P2.
 - P1 is hard and P2 easy, as Eq. 5 and Section 1 have it; Eqs. 6 and 7 say the opposite (--swap).
 - SimpleCNN is that of MOON's code (conv5 6, conv5 16, FC 120-84-C); the text says 3 convolutions and 2 FC layers.
@@ -53,11 +54,11 @@ class Config(experiment.Config):
     features: str = flag("pixels", "what is clustered: pixels, 8x8 means, features of a warm-up net", choices=tuple(RHO))
     warmup: int = flag(5, "rounds of FedAvg that train the encoder", low=1, high=100_000)
     rho: float = flag(-1.0, "vigilance (-1: .35 on pixels, .4 on pooled, both .6 if grey, .7 on encoder)", low=-1, high=1)
-    art_alpha: float = flag(0.01, "choice parameter of Fuzzy ART", above=0)
+    art_alpha: float = flag(0.01, "alpha of Eq. 2: the larger, the more small templates lose", above=0)
     art_beta: float = flag(1.0, "learning rate of Fuzzy ART (1: fast learning)", low=0, high=1)
     quantile: float = flag(0.5, "T is this sample-weighted quantile of the cluster size (0: no small clusters)", low=0, high=1)
     scope: str = flag("client", "one threshold T for the client, or one for each of its classes", choices=("client", "class"))
-    w_small: float = flag(0.5, "loss weight of small clusters, alpha of Eq. 8 (1, as --w-large: no curriculum)", low=0)
+    w_small: float = flag(0.5, "loss weight of small clusters, alpha of Eq. 8 (as --w-large: no curriculum)", low=0)
     w_large: float = flag(1.0, "loss weight of large clusters, beta of Eq. 8", low=0)
     reduction: str = flag("sample", "L1 of Eq. 8 is the sum over P1 / B, or the mean over P1", choices=("sample", "group"))
     swap: bool = flag(False, "Eqs. 6 and 7 read literally: --w-small goes to the large clusters")
@@ -98,7 +99,7 @@ def fuzzy_art(x: np.ndarray, rho: float, art_alpha: float, art_beta: float) -> t
     norm, cluster = np.empty(4), np.empty(n, dtype=np.int64)  # norm: |w_j|
     J = 0  # clusters so far; w, overlap and norm have room for more
     for i in range(n):
-        I_x = np.concatenate([x[i], ONE - x[i]])  # complement coding, |I| = d
+        I_x = np.concatenate([x[i], ONE - x[i]])  # complement coding: every sample has the same |I| = d
         meet = np.minimum(I_x, w[:J], out=overlap[:J]).sum(1, dtype=total)  # |I ^ w_j|
         choice = np.where(meet / (ONE * d) >= rho, meet / (ONE * art_alpha + norm[:J]), -1.0)  # Eqs. 1 and 2
         j = int(choice.argmax()) if J and choice.max() >= 0 else J  # ties go to the oldest
@@ -268,7 +269,8 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     fl, streams = config.federation(data, run.streams), run.streams
     fl.data, flipped = flip_labels(fl.data, config.flip, streams("flips"))  # the partition is that of the clean labels
     flags = (*experiment.DEALING, "epochs", "features", "warmup", "rho", "art_alpha", "art_beta", "flip")
-    cluster = run.cached("clusters", lambda: cluster_clients(config, fl, data), *flags).cpu().numpy()  # Eq. 4
+    typed = run.other(hold_out=config.hold_out)  # without what --tune chose for this arm: all arms have the same clusters
+    cluster = typed.cached("clusters", lambda: cluster_clients(typed.config, fl, data), *flags).cpu().numpy()  # Eq. 4
     y = fl.data.y_train.cpu().numpy()
     P1 = small_clusters(cluster[0], groups(fl.shards, y, config.scope), config.quantile)  # P1, P2 = S(C), Eq. 5
     if config.arm.startswith("random"):
@@ -392,10 +394,16 @@ PRESETS = {
 }
 
 
+def unread(config: Config) -> tuple[str, ...]:
+    """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
+    encoder, flags = config.features == "encoder", WEIGHTS if config.arm == "base" else ()
+    flags += ("solo_epochs",) if config.base != "solo" else () if encoder else ("epochs",)
+    return flags if encoder else (*flags, "warmup")
+
+
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    how = {"report": report, "unread": lambda config: WEIGHTS if config.arm == "base" else (), "argv": argv}
-    experiment.main(Config, PRESETS, __doc__, federate, ("arm",), **how)
+    experiment.main(Config, PRESETS, __doc__, federate, ("arm",), report=report, unread=unread, argv=argv)
 
 
 if __name__ == "__main__":

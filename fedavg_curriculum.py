@@ -269,7 +269,8 @@ def unread(config) -> tuple[str, ...]:
     flags = ("score", "lg_pred", "expert_epochs") if config.order in UNSCORED else ()
     flags += ("pacing", "pacing_a", "pacing_b", "pacing_scope") if config.order in ("vanilla", "random-step") else ()
     flags += ("pacing",) if config.order.endswith("threshold") else ()
-    return flags + (("refresh",) if config.order == "random-step" else ())
+    flags += ("refresh",) if config.order == "random-step" else ()
+    return flags + (() if config.lr_alpha else ("lr_power",))
 
 
 def report(df, runs, folder) -> None:

@@ -803,7 +803,7 @@ def test_arms_differ_where_they_should_and_share_the_partition(file, tmp_path):
 
 
 EFFECTS = {"score": "E", "client_a": 0.3, "client_b": 0.6, "pacing_a": 0.3, "pacing_b": 0.7, "pacing": "quadratic"}
-EFFECTS |= {"client_sampling": "uniform", "candidates": 7, "temperature": 0.01}
+EFFECTS |= {"client_sampling": "uniform", "candidates": 7, "temperature": 0.01, "lr_power": 0.3}
 
 
 @pytest.mark.parametrize(
@@ -814,6 +814,7 @@ def test_unread_names_the_flags_without_effect(file, tmp_path, orders):
     """Each flag changed on its own: the weights stay exactly where the arm is said not to read it."""
     client, data = orders.split()
     flags = {"client_order": client, "data_order": data, "rounds": 8, "candidates": 4, "lr": 0.05}
+    flags["lr_alpha"] = 0.1 * (client == "random")
     config = small(file, **flags)
     reference = trained(config, tmp_path)[1]["weights"]
     for name, value in EFFECTS.items():

@@ -522,6 +522,37 @@ def test_own_nets_train_as_the_loop_of_the_docstring(text, tmp_path):
     assert common.build_model(name, data, norm="group").size == model.size - 2 * sum(norms)
 
 
+def test_what_an_own_net_draws_and_does_not_learn_is_the_same_in_every_process(tmp_path):
+    name, _ = own(tmp_path, TRANSFORMER.replace("torch.arange((side // 4) ** 2).flip(0)", "torch.randperm((side // 4) ** 2)"))
+    orders = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = torch.manual_seed(seed).get_state().clone()
+        [order] = common.build_model(name, made_up(32)).constants.values()
+        orders.append(order.tolist())
+        assert torch.equal(torch.get_rng_state(), expected)
+    assert orders[0] == orders[1] != sorted(orders[0])
+
+
+def test_an_own_net_that_fails_in_training_is_named_in_one_line(tmp_path):
+    """Batch norm over vectors takes no batch of one, which the last of an epoch may be."""
+    text = FLAT.replace("side * side, classes))", "side * side, classes), nn.BatchNorm1d(classes))")
+    fl = common.Federation(settings(model=own(tmp_path, text)[0]), made_up(16), common.Streams(0))
+    with pytest.raises(
+        UsageError, match="^--model [^\n]*mine.py:Net: ValueError in training: Expected more than 1 value[^\n]*$"
+    ):
+        fl.train(fl.start(), 0, np.array([0]), [np.array([[0, 1], [2, -1]])])
+
+
+@pytest.mark.parametrize("split, low, high", [("x_train", -1, 79), ("y_train", 0, 80), ("x_test", 0, 80), ("y_test", -1, 3)])
+def test_a_text_of_other_characters_is_refused(split, low, high):
+    arrays = {name: np.full((6, 4) if name[0] == "x" else 6, 79) for name in ("x_train", "y_train", "x_test", "y_test")}
+    assert common.resident(**arrays).classes == 80
+    arrays[split].flat[:2] = low, high
+    with pytest.raises(ValueError, match="wanted"):
+        common.resident(**arrays)
+
+
 def test_what_an_own_net_has_frozen_stays(tmp_path):
     """A frozen layer before a trained one, by torch's own SGD over what wants a gradient."""
     text = FLAT.replace("nn.Flatten(), nn.Linear(channels * side * side, classes))", "nn.Flatten(), nn.Linear(256, 5),")

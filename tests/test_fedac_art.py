@@ -953,6 +953,26 @@ def test_wrong_flags_give_one_line_and_status_2(flags, capsys, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("features", ["pixels", "encoder"])
+@pytest.mark.parametrize("arm, base", [("base", "fedavg"), ("fedac", "solo"), ("random-groups", "fedprox")])
+def test_what_an_arm_is_said_not_to_read_it_does_not_read(arm, base, features, quick, tmp_path):
+    flags = {"arm": arm, "base": base, "features": features, "clients_per_round": 6, "rounds": 2, "solo_epochs": 4}
+    changed = {"epochs": 2, "warmup": 2, "solo_epochs": 9, "w_small": 0.1, "w_large": 0.4, "reduction": "group", "ramp": 0.5}
+    unread = {name: value for name, value in changed.items() if name in fedac_art.unread(Config(**flags))}
+    assert bool(unread) == ((arm, features) != ("fedac", "encoder"))  # of SOLO, whose encoder takes --epochs
+    (_, one), (_, other) = (quick(tmp_path / str(len(own)), *words(flags | own)) for own in ({}, unread))
+    assert torch.equal(one[arm], other[arm])
+
+
+def test_arms_that_tune_chose_other_rates_for_have_the_same_clusters(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment.Run, "rehearse", lambda run, config: config.lr if run.method == "fedac" else 1 - config.lr)
+    flags = {"features": "encoder", "warmup": 2, "rho": 0.5, "tune": "lr=.01,1"}
+    rows, _ = quick(tmp_path, *words(flags), "--arm", "fedac", "random-groups")
+    first = [row for row in rows if row["round"] == "1" and row["trial"] == "0"]
+    assert [row["tuned"] for row in first] == ["1.0", "0.01"]
+    assert len({(row["clusters"], row["small_by_class"], row["agreement"]) for row in first}) == 1
+
+
 def test_a_net_without_head_and_a_text_are_refused_before_anything_is_deleted(tmp_path, capsys):
     (tmp_path / "metrics.csv").write_text("of an old run")
     (tmp_path / "mine.py").write_text(

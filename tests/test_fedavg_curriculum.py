@@ -1019,7 +1019,7 @@ def test_a_sweep_trains_once_what_does_not_read_it(data_file, tmp_path, monkeypa
 def test_what_an_order_is_said_not_to_read_it_does_not_read(order, data_file, tmp_path, monkeypatch):
     flags = SMALL | {"dataset": data_file, "clients": 5, "clients_per_round": 3, "rounds": 2, "epochs": 2, "order": order}
     changed = {"score": "L", "lg_pred": "errors", "expert_epochs": 2, "pacing": "root", "pacing_a": 0.3, "pacing_b": 0.5}
-    changed |= {"pacing_scope": "global", "refresh": "step"}
+    changed |= {"pacing_scope": "global", "refresh": "step", "lr_power": 0.1}
     unread = script.unread(script.Config(order=order))
     assert set(unread) <= set(changed)
     runs = [
