@@ -142,8 +142,8 @@ FIGURES = {
     "fedcl_fgn/digits-fig10-alpha0.1/fig10": lambda: draw(
         by_table("fedcl_fgn", DELTAS).query("method == 'fedavg+cl'"), x="value", hue="sweep", aspect=1.6
     ),
-    "fedac_art/digits-table2/table2": lambda: draw(
-        tidy("fedac_art/digits-table2"), kind="bar", x="base", hue="method", aspect=1.8
+    "fedac_art/fmnist-table2/gains": lambda: draw(
+        gains(tidy("fedac_art/fmnist-table2"), "fedac", "base"), "gain", x="base", hue="measured", aspect=1.8, linestyle="none"
     ),
 }
 FIGURES |= {f"fedcl_fgn/digits-{n}/{n}": swept(f"fedcl_fgn/digits-{n}", flag) for n, flag in FGN_SWEEPS.items()}
