@@ -72,9 +72,10 @@ RUNS = [
         for alpha in (0.05, 0.9)
     ),
     Work(CURRICULA + "cifar10-exposure-eta", "A6", f"--preset exposure {CIFAR} {SMALLER_STEP}", 0.3),
-    Work(CLIENTS + "cifar10-fig4", "A9", f"--preset fig4 {CIFAR} --rounds 50 --trials 3", 2),
-    Work(CLIENTS + "cifar10-fig5", "A10", f"--preset fig5 {CIFAR} --rounds 50 --trials 3", 1),
-    Work(CLIENTS + "cifar10-fig7", "A12", f"--preset fig7 {CIFAR} --rounds 50 --trials 3", 1),
+    *(
+        Work(f"{CLIENTS}cifar10-{figure}", claim, f"--preset {figure} {CIFAR} --trials 3", hours, "paper")
+        for figure, claim, hours in (("fig4", "A9", 4), ("fig5", "A10", 2), ("fig6-data", "A11", 2), ("fig7", "A12", 1))
+    ),
     Work(CLIENTS + "cifar10-rivals", "A10", f"--preset rivals {CIFAR} {RIVALS}", 0.8),
     Work(PHASES + "mnist-60", "B5", f"--dataset mnist --data-dir data --rounds 60 --trials 5 --eval-every 2 {FRESH}", 0.3),
     *(
@@ -124,8 +125,8 @@ RUNS = [
         Work(f"{FGN}select-cifar10-u2200{part}", "C11", f"{CIFAR} {LARGE} {arms} --budget 2200 --rounds 275", hours)
         for part, arms, hours in (("", SIZE, 0.4), ("-others", SELECT, 1.5))
     ),
-    Work(FGN + "cifar10-bases", "C1 C2 C3", f"{CIFAR} --base fedavg fedprox fednova --alpha 0.1 0.2 0.3 --batch-size 16", 2),
-    Work(ART + "cifar10-table2", "D1 D2 D3 D5", f"--preset table3 {CIFAR} --rounds 30 --epochs 5 --alpha 0.5 --trials 3", 2),
+    Work(FGN + "cifar10-bases", "C1 C2 C3", f"--preset fig6 {CIFAR} --trials 3", 90, "paper"),
+    Work(ART + "cifar10-table3", "D1 D2 D3 D5", f"--preset table3 {CIFAR} --alpha 0.5 --trials 3", 40, "paper"),
 ]
 
 
