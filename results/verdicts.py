@@ -262,7 +262,7 @@ def _():
 
 @claim("A12")
 def _():
-    run, arms = "client_curriculum/digits-fig7", ("client", "data", "vanilla")
+    run, arms = "client_curriculum/fmnist-fig7", ("client", "data", "vanilla")
     differences = [f"client+data - {arm} {both(run, '', 'client+data', arm)}" for arm in arms]
     return "; ".join([means({arm: trials(run, "", arm) for arm in ("client+data", *arms)}), *differences])
 
