@@ -240,7 +240,8 @@ def _():
     run, cifar = "client_curriculum/digits-orders", "client_curriculum/cifar10-rivals"
     digits = "; ".join(f"client curriculum - {name} {both(run, '', 'client', arm)}" for name, arm in arms.items())
     rivals = "; ".join(f"- {name} {both(cifar, '', 'client', arm)}" for name, arm in arms.items() if name != "vanilla")
-    return f"{digits}. CIFAR-10: {rivals}"
+    fmnist = both("client_curriculum/fmnist-fig7", "", "client", "vanilla")
+    return f"{digits}. CIFAR-10: {rivals}. Fashion-MNIST, f_ord .9: - vanilla {fmnist}"
 
 
 @claim("A11")
