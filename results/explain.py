@@ -49,8 +49,10 @@ class Observer:
 
     def __call__(self, state, t: int, clients, keys, schedules) -> dict[str, float]:
         """The columns of round t, from each client's keys (n_m,) and schedule: batches and weights (T, B)."""
-        fl, seeds = self.fl, [self.fl.streams.seed("dropout", t, m) for m in clients]
-        ordered = [fl.shards[m][self.by_difficulty(t, m, k)] for m, k in zip(clients, keys, strict=True)]
+        fl, seeds, ordered = self.fl, [self.fl.streams.seed("dropout", t, m) for m in clients], []
+        for m, k in zip(clients, keys, strict=True):
+            own = fl.shards[m]
+            ordered.append(own[script.sort("curriculum", k, self.y[own], fl.streams("ties", t, m))])
         columns = exposure(ordered, schedules) | first_labels(self.y, fl.data.classes, schedules)
         theta = fl.received(state, fl.everyone)
         columns["hard_accuracy"] = common.evaluate(fl.model, theta, self.hardest)["accuracy"]
@@ -61,9 +63,6 @@ class Observer:
             for name, chosen in (("easy", easy), ("all", ordered), ("hard", hard)):
                 columns[f"lambda_{name}"] = dissimilarity(fl, state["weights"], chosen, seeds)
         return columns
-
-    def by_difficulty(self, t: int, m: int, keys: np.ndarray) -> np.ndarray:
-        return script.sort("curriculum", keys, self.y[self.fl.shards[m]], self.fl.streams("ties", t, m))
 
 
 def hardest_fifth(fl: common.Federation, expert: torch.Tensor) -> common.Data:
@@ -144,9 +143,8 @@ def show(config: Config, runs, folder: Path, N: int = 500) -> bool:
         ax.set(ylabel=order, yticks=[])
         visits = exposure([everyone], [(batches, weights)])
         print(f"{order:<16} visits by fifth, easiest first: {' '.join(f'{v:5.1f}' for v in visits.values())}")
-    axes[0].set(
-        ylabel="g(t)", title=f"a = {config.pacing_a}, b = {config.pacing_b}; below: {config.pacing} pacing, {N} samples"
-    )
+    title = f"a = {config.pacing_a}, b = {config.pacing_b}; below: {config.pacing} pacing, {N} samples"
+    axes[0].set(ylabel="g(t)", title=title)
     axes[0].legend(ncols=5, fontsize="x-small")
     axes[-1].set(xlabel="local step t")
     figure.colorbar(image, ax=axes[1:], label="difficulty, 0 = easiest")
@@ -161,12 +159,9 @@ def federate(config, data, run) -> None:
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    orders = " ".join(script.ORDERS)
-    presets = script.PRESETS | {"fig9": f"--order {orders} --epochs 10 --show-schedule  # g(t), and what a client sees"}
-    name = script.method_name
-    experiment.main(
-        Config, presets, __doc__, federate, ("order", "fedlc"), name=name, report=script.report, instead=show, argv=argv
-    )
+    fig9 = f"--order {' '.join(script.ORDERS)} --epochs 10 --show-schedule  # g(t), and what a client sees"
+    hooks = {"name": script.method_name, "report": script.report, "instead": show}
+    experiment.main(Config, script.PRESETS | {"fig9": fig9}, __doc__, federate, ("order", "fedlc"), argv=argv, **hooks)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ where a page would change.
 
 import collections
 import csv
-import json
 import re
 import sys
 
@@ -19,8 +18,8 @@ import pandas as pd
 import verdicts
 from verdicts import CELLS, ROOT, ci, summary
 
-with open(ROOT / "papers.csv", newline="") as printed:  # the papers' own cells: (run, setting, method) -> accuracy in %
-    PAPERS = {tuple(cells): paper for *cells, paper in csv.reader(printed)}
+# the papers' own cells: (run, setting, method) -> accuracy in %
+PAPERS = {tuple(cells): paper for *cells, paper in csv.reader((ROOT / "papers.csv").read_text().splitlines())}
 
 
 def spread(values: list[float]) -> str:
@@ -29,43 +28,43 @@ def spread(values: list[float]) -> str:
     return f"{np.mean(values):.2f}{std}"
 
 
+def markdown(head, rows) -> list[str]:
+    """The lines of a table between empty ones."""
+    return ["", *(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)), ""]
+
+
 def table(run: str) -> list[str]:
     """A run's summary in Markdown: mean +- std over trials, each arm's paired difference from the first, the paper's cells."""
     if not (ROOT / run).exists():
         return ["", "*Not measured yet.*", ""]
     if run.endswith(".csv"):
         cells = pd.read_csv(ROOT / run, dtype={"method": str}).round(2).astype(object).fillna("")
-        rows = [cells.columns, ["---"] * len(cells.columns), *cells.astype(str).to_numpy()]
-        return ["", *(f"| {' | '.join(cells)} |" for cells in rows), ""]
-    found, lines = summary(run), []
-    columns = ("setting", "method", "final", "mean of the last ten", "minus the first arm, last ten", "uploads", "paper")
+        return markdown(cells.columns, cells.astype(str).to_numpy())
+    found, rows = summary(run), []
+    head = ("setting", "method", "final", "mean of the last ten", "minus the first arm, last ten", "uploads", "paper")
     for setting, arms in found["results"].items():
         first, *_ = arms
         for method, own in arms.items():
             apart = ci(verdicts.gain(run, setting, method, first, "last10")) if method != first else ""
-            uploads = f"{np.mean(own['uploads']):.0f}"
-            theirs = PAPERS.get((run, setting, method), "")
-            lines.append((setting, method, spread(own["final"]), spread(own["last10"]), apart, uploads, theirs))
-    shown = len(columns) - (not any(line[-1] for line in lines))
-    rows = [f"| {' | '.join(cells[:shown])} |" for cells in (columns, ["---"] * len(columns), *lines)]
+            said = (spread(own["final"]), spread(own["last10"]), apart, f"{np.mean(own['uploads']):.0f}")
+            rows.append((setting, method, *said, PAPERS.get((run, setting, method), "")))
+    shown = len(head) - (not any(row[-1] for row in rows))
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     threads = f", {found['config']['threads']} thread" if found["config"].get("threads") == 1 else ""
     commit = f", commit {found.get('commit') or 'fe9fb39 or before, whose flags these are'}"
-    trials = len(next(iter(next(iter(found["results"].values())).values()))["final"])
-    note = f"{trials} trials; {found['device']}{threads}; {versions}{commit}"
-    return ["", *rows, "", f"`{found['command']}` ({note})", ""]
+    note = f"{len(own['final'])} trials; {found['device']}{threads}; {versions}{commit}"
+    return [*markdown(head[:shown], [row[:shown] for row in rows]), f"`{found['command']}` ({note})", ""]
 
 
 def pairs(wanted: str) -> list[str]:
     """'RUN ..: A - B, ..' -> a line for each setting of the runs with each paired difference and its 95 % interval."""
     places, _, columns = wanted.partition(": ")
-    arms = [column.split(" - ") for column in columns.split(", ")]
-    rows = [["mean of the last ten", *columns.split(", ")], ["---"] * (len(arms) + 1)]
+    columns, rows = columns.split(", "), []
     for run in filter(lambda place: (ROOT / place).exists(), places.split()):
         for s in verdicts.settings(run):
-            apart = [ci(verdicts.gain(run, s, a, b, "last10")) for a, b in arms]
-            rows += [[f"{run.rpartition('/')[2]} {s}".strip(), *apart]]
-    return ["", *(f"| {' | '.join(cells)} |" for cells in rows), ""]
+            apart = [ci(verdicts.gain(run, s, *column.split(" - "), "last10")) for column in columns]
+            rows.append([f"{run.rpartition('/')[2]} {s}".strip(), *apart])
+    return markdown(["mean of the last ten", *columns], rows)
 
 
 def script_page(text: str) -> str:
@@ -80,37 +79,35 @@ def script_page(text: str) -> str:
 
 def claims_page(text: str) -> str:
     """`text` with the cells 'ours' of its tables, and below each table the commands of the runs that it names."""
-    lines, runs, inside = [], [], False
-    for line in text.splitlines():
-        cells = re.split(r"(?<!\\)\|", line)
-        if len(cells) > 4 and (name := (cells[1].split() or [""])[0]) in CELLS:
-            runs += [run for run in re.findall(r"\]\((\w[^)]*)/summary\.json\)", line) if run not in runs]
-            line = "|".join([*cells[:3], f" {CELLS[name]()} ", *cells[4:]])
-        inside = inside and line != "```"
-        if not inside:
-            lines.append(line)
-        if line == "```bash":
-            lines += [summary(run)["command"] for run in runs]
-            runs, inside = [], True
-    return "\n".join(lines) + "\n"
+
+    def ours(row):
+        cells = re.split(r"(?<!\\)\|", row[0])
+        runs.update(dict.fromkeys(re.findall(r"\]\((\w[^)]*)/summary\.json\)", row[0])))
+        return "|".join([*cells[:3], f" {CELLS[row[1]]()} ", *cells[4:]])
+
+    parts = []
+    for part in text.split("\n## "):
+        runs = {}
+        part = re.sub(rf"^\| ({'|'.join(CELLS)}) .*$", ours, part, flags=re.M)
+        commands = "\n".join(["```bash", *(summary(run)["command"] for run in runs), "```"])
+        parts.append(re.sub("```bash\n.*?```", lambda _, said=commands: said, part, flags=re.S))
+    return "\n## ".join(parts)
 
 
 def front_page(text: str, claims: str) -> str:
     """`text` with the verdicts of `claims`, section by section, between its marks, and their count."""
-    counts = collections.Counter()
-
-    def section(text, source):
-        rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in source.splitlines() if line.startswith("| ")][1:]
-        verdicts = [(claim.strip(), verdict.strip()) for claim, _, _, verdict, *_ in rows if claim.split()[0] in CELLS]
-        counts.update(re.match("[a-z]+(?: decided)?", verdict)[0] for _, verdict in verdicts)
-        table = ["| claim | verdict |", "|---|---|", *(f"| {claim} | {verdict} |" for claim, verdict in verdicts)]
-        return between("verdicts", table, text)
-
-    parts = {part.partition("\n")[0]: part for part in claims.split("\n## ")}
-    first, *rest = text.split("\n## ")
-    rest = [section(part, parts[part.partition("\n")[0]]) for part in rest]
+    counts, rows = collections.Counter(), collections.defaultdict(list)
+    for part in claims.split("\n## "):
+        for line in part.splitlines():
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
+            if len(cells) > 4 and cells[1].partition(" ")[0] in CELLS:
+                rows[part.partition("\n")[0]].append(f"| {cells[1]} | {cells[4]} |")
+                counts[re.match("[a-z]+(?: decided)?", cells[4])[0]] += 1
+    first, *parts = text.split("\n## ")
+    head = ["| claim | verdict |", "|---|---|"]
+    parts = [between("verdicts", head + rows[part.partition("\n")[0]], part) for part in parts]
     said = f"{counts.total()} claims: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) + "."
-    return "\n## ".join([between("counts", [said], first), *rest])
+    return "\n## ".join([between("counts", [said], first), *parts])
 
 
 def between(mark: str, lines: list[str], text: str) -> str:
@@ -123,7 +120,7 @@ def theory_page(text: str) -> str:
     """`text` with theory/figures/check.json as a table: each statement's verdicts and worst ratios bound / measured."""
     shown = ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio", "sharp_ratio", "note")
     rows = ["| statement | printed | ratio | corrected | ratio | sharp | |", "|---|---|---|---|---|---|---|"]
-    for line in json.loads((ROOT.parent / "theory" / "figures" / "check.json").read_text()):
+    for line in verdicts.statements().values():
         cells = (line[name] for name in shown)
         words = (f"{x:.3g}" if isinstance(x, float) else (x or "").replace("|", "\\|") for x in cells)
         rows.append(f"| {' | '.join(words)} |")

@@ -107,8 +107,8 @@ def test_an_altered_run_is_noticed(tmp_path):
         path.write_text(json.dumps(found))
     noticed = set(wrong(PAGE, load(copy)))
     source = (RESULTS / "verdicts.py").read_text()
-    cells = {name: source.split(f'@claim("{name}")')[1].split("@claim")[0] for name in CLAIMS if f'@claim("{name}")' in source}
-    accuracy = {name for name, code in cells.items() if re.search(r"\b(trials|gain|both|slope)\(", code)}
+    cells = {name: source.split(f'@claim("{name}"')[1].split("@claim")[0] for name in CLAIMS if f'@claim("{name}"' in source}
+    accuracy = {name for name, code in cells.items() if re.search(r"\b(trials|gain|both|minus|rise|slope)\(", code)}
     assert accuracy and accuracy <= noticed
 
 

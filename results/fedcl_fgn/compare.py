@@ -26,14 +26,12 @@ def rows(folders: list[Path]) -> pd.DataFrame:
 
 def by_trial(df: pd.DataFrame) -> pd.DataFrame:
     """By method and trial: `late` and `final` accuracy, uploads, rounds, samples, megabytes received, 1 + CV^2(N)."""
-    lines = []
-    for (method, trial), own in df.groupby(["method", "trial"], sort=False):
-        last, tested = own.iloc[-1], own.dropna(subset="accuracy")
-        late = tested[tested.uploads > 5 / 6 * last.uploads].accuracy.mean()
-        line = {"method": method, "trial": trial, "late": late, "final": tested.accuracy.iloc[-1], "uploads": last.uploads}
-        line |= {"rounds": len(own), "samples": last.samples, "received_mb": last.received_mb}
-        lines.append(line | {"size_ratio": own.size_ratio.mean()})
-    return pd.DataFrame(lines).set_index(["method", "trial"])
+    keys = ["method", "trial"]
+    runs = df.groupby(keys, sort=False)
+    late = df[df.uploads > 5 / 6 * runs.uploads.transform("last")].groupby(keys, sort=False).accuracy.mean()
+    columns = {"late": late, "final": runs.accuracy.last(), "uploads": runs.uploads.last(), "rounds": runs.size()}
+    columns |= {"samples": runs.samples.last(), "received_mb": runs.received_mb.last(), "size_ratio": runs.size_ratio.mean()}
+    return pd.DataFrame(columns)
 
 
 def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
