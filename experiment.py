@@ -227,6 +227,17 @@ def convert(meta: dict, text: str):
     return value
 
 
+def checked(config_class: type, **flags):
+    """A Config with these flags. Raises ValueError for one that the command line would not take."""
+    for name, value in flags.items():
+        f = config_class.__dataclass_fields__.get(name)
+        try:
+            convert(f.metadata or Config.__dataclass_fields__[name].metadata, shown(value))
+        except (AttributeError, argparse.ArgumentTypeError) as error:
+            raise ValueError(f"{name}: {error if f else 'there is no such flag'}") from None
+    return config_class(**flags)
+
+
 def named(option: str, name: str, known) -> Callable:
     """The user's own function that MODULE:FUNCTION names, the module found as by `import`. Raises UsageError: `known` are the
     other words that `option` takes."""
@@ -288,9 +299,13 @@ class Study:
     instead: Callable = lambda config, runs, folder: False
     swept: tuple = ()
 
+    def idle(self, config) -> set[str]:
+        """The flags that the arm does not read, whatever --tune chooses for it."""
+        return set.intersection(*(set(self.unread(each)) for each in candidates(config)[1] or [config]))
+
     def run(self, config, trial: int, folder: Path) -> "Run":
         method = self.name(config) if self.name else " ".join(shown(getattr(config, f)) for f in self.method)
-        return Run(config, method, self.setting(config, self.unread(config)), trial, folder, self)
+        return Run(config, method, self.setting(config, self.idle(config)), trial, folder, self)
 
     def setting(self, config, ignored=()) -> str:
         """'alpha=0.05 base=fedprox': the swept flags that are no part of a method, but those ignored."""
@@ -303,7 +318,7 @@ class Study:
         for config, trial in itertools.product(configs, trials):
             run = self.run(config, trial, folder)
             run = runs.setdefault(run.path, run)
-            for f in set(self.method) - set(self.unread(config)):
+            for f in set(self.method) - self.idle(config):
                 one, other = getattr(run.config, f), getattr(config, f)
                 if one != other:
                     raise UsageError(f"--{f.replace('_', '-')}: {one} and {other} would both be called {run.method}")
@@ -327,7 +342,7 @@ class Run:
 
     def __post_init__(self):
         self.streams = common.Streams(self.config.seed, self.trial)
-        fields, aside = self.config.__dataclass_fields__, (*SINGLE, *self.study.method, *self.study.unread(self.config))
+        fields, aside = self.config.__dataclass_fields__, (*SINGLE, *self.study.method, *self.study.idle(self.config))
         values = {name: getattr(self.config, name) for name in fields if name not in aside}
         own = [f"{name}={shown(value)}" for name, value in values.items() if fields[name].default not in (value, (value,))]
         self.path = self.file(" ".join([self.method, *own]))  # whatever else is swept: a resumed sweep may be a wider one
@@ -351,7 +366,7 @@ class Run:
     def fingerprint(self, *flags: str) -> dict:
         """All that the bits of a checkpoint depend on; of a cached tensor, that depends on `flags` only."""
         values = dataclasses.asdict(self.config) | (self.tuned if flags else {})
-        names = flags or [n for n in values if n not in (*FREE, *self.study.unread(self.config))]
+        names = flags or [n for n in values if n not in (*FREE, *self.study.idle(self.config))]
         seen = {name: values.get(name) for name in (*names, "threads", "chunk")} | {"device": self.device, "trial": self.trial}
         seen |= {"script": self.study.script, "torch": str(torch.__version__), "ranks": place()[1]}
         seen["data"] = self.data().checksum
@@ -407,7 +422,7 @@ class Run:
         The best accuracy on held-out samples wins, of equals the first. Raises NonFiniteError where every value diverges.
         """
         name, short = candidates(self.config)
-        if not short or name in self.study.unread(self.config):
+        if not short or name in self.study.idle(self.config):
             return self.config
         decisive = [flag for flag in self.fingerprint() if hasattr(self.config, flag)]
         reached = self.cached("tuned", lambda: torch.tensor([*map(self.rehearse, short)]), *decisive).tolist()

@@ -1,15 +1,15 @@
 """python fedavg_curriculum.py --order curriculum anti random vanilla --score G --alpha 0.1
 
 The data curriculum of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV 2023), Algorithm 1: every
-client that takes part in a round scores its samples with the model it receives (or its own, or an expert), sorts them, and
-trains its T local steps on the easiest g(t), where the pacing function g grows from b N to N over the first a T steps.
+client that takes part in a round scores its N samples with the model it receives (or its own, or an expert trained on all
+data), sorts them, and trains on the g(t) easiest: the pacing function g grows from b N to N in the first a T of T local steps.
 
 What differs from the paper, and why:
 - The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root miss N, step overshoots it
   and the exponential collapses to N.
 - Samples are sorted by loss, which is the printed score 1/loss read from the other end.
-- Every order takes the same T = E ceil(N/B) steps of min(B, N) samples: a batch in which a pass over the admitted samples
-  ends is filled from the next pass. With b = 1 curriculum, anti, random, fixed and vanilla are one program.
+- Every order takes the same T = E ceil(N/B) steps (E epochs, batches of B) of min(B, N) samples: a batch in which a pass over
+  the admitted samples ends is filled from the next pass. With b = 1 curriculum, anti, random, fixed, vanilla are one program.
 - The paper's random draws anew at each step (here `random-step`); `random` draws one permutation in each round.
 - FedProx keeps a proximal term and SCAFFOLD divides theta_g - theta_m by its steps' length: the authors' code does neither.
 - Not in the paper: `shuffled`, `weighted` and `fixed` tell order from exposure; `balanced`, the thresholds, FedLC are rivals.
@@ -81,14 +81,15 @@ def pacing(family: str, t: np.ndarray, T: int, N: int, a: float, b: float) -> np
     return np.clip(np.floor(N * b + N * (1 - b) * shapes[family] + 1e-9).astype(int), 1, N)  # 1e-9: 399, not 398.99...
 
 
-def difficulty(config, fl: common.Federation, state: dict, clients: np.ndarray, expert) -> list[np.ndarray]:
+def difficulty(config, fl: common.Federation, state: dict, clients: np.ndarray, expert_loss) -> list[np.ndarray]:
     """Each client's keys (n_m,), ascending = easy (Section 3.1). Before its first round a client's own model is theta_g."""
     own, theta_g = [fl.shards[m] for m in clients], fl.received(state, clients)
+    if config.score == "E":
+        return [expert_loss[shard] for shard in own]
     y = [fl.data.y_train[shard].cpu().numpy() for shard in own]
-    judge = expert if config.score == "E" else theta_g
-    G = common.score(fl.model, judge, fl.data, own, config.chunk)
+    G = common.score(fl.model, theta_g, fl.data, own, config.chunk)
     if config.score not in SCORES:
-        logits = common.predict(fl.model, judge, fl.data.images("train", fl.model.dtype), own, config.chunk)
+        logits = common.predict(fl.model, theta_g, fl.data.images("train", fl.model.dtype), own, config.chunk)
         return [own_keys(config.score, z.cpu().numpy(), y_m, loss) for z, y_m, (loss, _) in zip(logits, y, G, strict=True)]
     L = G
     if config.score in LOCAL:
@@ -98,11 +99,10 @@ def difficulty(config, fl: common.Federation, state: dict, clients: np.ndarray, 
 
 
 def key(config, y, G, L) -> np.ndarray:
-    """One client's keys from (loss, predicted class) under the global (or expert) and the local model, each (n_m,)."""
+    """One client's keys from (loss, predicted class) under the global and the local model, each (n_m,)."""
     (loss_G, predicted_G), (loss_L, predicted_L) = G, L
-    disagree = predicted_L != predicted_G if config.lg_pred == "disagree" else 1 * (predicted_G != y) + (predicted_L != y)
-    keys = {"G": loss_G, "E": loss_G, "L": loss_L, "LG": (loss_L + loss_G) / 2}
-    keys |= {"G_pred": predicted_G != y, "L_pred": predicted_L != y, "LG_pred": disagree}
+    keys = {"G": loss_G, "L": loss_L, "LG": (loss_L + loss_G) / 2, "G_pred": predicted_G != y, "L_pred": predicted_L != y}
+    keys["LG_pred"] = predicted_L != predicted_G if config.lg_pred == "disagree" else 1 * keys["G_pred"] + keys["L_pred"]
     return keys[config.score].astype(float)
 
 
@@ -147,15 +147,14 @@ def admitted(config, order: str, keys: np.ndarray | None, steps: np.ndarray, T: 
     x = np.minimum(steps / (config.pacing_a * T), 1) if config.pacing_a else np.ones(len(steps))
     x, keys = (x, keys) if order == "threshold" else (1 - x, -keys)  # hard ones are sorted from the largest loss down
     first, last = keys[max(1, int(config.pacing_b * N + 1e-9)) - 1], keys[-1]
-    return np.searchsorted(keys, np.where(x < 1, first + x * (last - first), last), side="right")
+    return np.searchsorted(keys, np.where(x < 1 - 1e-9, first + x * (last - first), last), side="right")
 
 
 def paced_batches(ordered: np.ndarray, g: np.ndarray, batch_size: int, refresh: str, rng: np.random.Generator) -> np.ndarray:
     """The index schedule (T, B) of one client: step t draws min(B, N) of the first g[t] samples.
 
     refresh 'pass' draws without replacement until the prefix is used up, then goes on, in the same batch, with the prefix of
-    that step; 'step' reads it at every step. The admitted are put in the order of their indices and shuffled: only who is
-    admitted matters.
+    that step; 'step' reads it at every step. It is sorted by index before it is shuffled: only who is admitted matters.
     """
     batches, queue = np.full((len(g), batch_size), -1, dtype=np.int64), ordered[:0]
     B = min(batch_size, len(ordered))
@@ -181,30 +180,30 @@ def schedule(config, shard, keys, y, streams: common.Streams, t: int, m: int) ->
         refresh = "step" if order == "random-step" else config.refresh
         return paced_batches(shard[places], g, config.batch_size, refresh, streams("batches", t, m))
 
-    batches = paced({"shuffled": "curriculum", "weighted": "vanilla"}.get(config.order, config.order))
-    weights = np.ones(batches.shape)
+    if config.order == "weighted":  # vanilla's batches, a sample weighted by the visits that the curriculum pays it
+        batches, easy_first = paced("vanilla"), paced("curriculum")
+        visits = np.bincount(easy_first[easy_first >= 0], minlength=shard.max() + 1)
+        return batches, visits[batches] * N / visits.sum()
+    batches = paced("curriculum" if config.order == "shuffled" else config.order)
     if config.order == "shuffled":  # the curriculum's batches, at other times
         batches = streams("shuffled", t, m).permutation(batches)
-    if config.order == "weighted":  # vanilla's batches, a sample weighted by the visits that the curriculum pays it
-        easy_first = paced("curriculum")
-        visits = np.bincount(easy_first[easy_first >= 0], minlength=shard.max() + 1)
-        weights = visits[batches] * N / visits.sum()
-    return batches, weights
+    return batches, np.ones(batches.shape)
 
 
 class CurriculumBatchSampler(torch.utils.data.Sampler):
     """A client's round, all E epochs of it: DataLoader(dataset, batch_sampler=CurriculumBatchSampler(labels, keys, round)).
 
-    labels and keys (n,) are those of the dataset's samples, flags this script's. weights[i, :len(batch)] belong to the losses
-    of batch i: ones, but for order="weighted". ValueError for another order, or keys that are not n finite numbers.
+    labels and keys (n,) are those of the dataset's samples, flags this script's (rounds=, if pacing_scope="global"). Of batch
+    i weights[i, :len(batch)] belong to the losses: ones, but for order="weighted". ValueError for a flag that the command
+    line refuses, or keys that are not n finite numbers.
     """
 
     def __init__(self, labels, keys=None, round: int = 0, client: int = 0, order: str = "curriculum", **flags):
-        config, own, y = Config(order=order, **flags), np.arange(len(labels)), np.asarray(labels)
+        config, y = experiment.checked(Config, order=order, **flags), np.asarray(labels)
         keys = None if keys is None and order in UNSCORED else np.asarray(keys, dtype=float)
-        if order not in ORDERS + EXTRA or keys is not None and (keys.shape != y.shape or not np.isfinite(keys).all()):
-            raise ValueError(f"order {order!r}: wanted one of {', '.join(ORDERS + EXTRA)}, and a finite key for each sample")
-        self.batches, self.weights = schedule(config, own, keys, y, common.Streams(config.seed), round, client)
+        if keys is not None and (keys.shape != y.shape or not np.isfinite(keys).all()):
+            raise ValueError(f"order {order!r}: wanted a finite key for each of {len(y)} samples")
+        self.batches, self.weights = schedule(config, np.arange(len(y)), keys, y, common.Streams(config.seed), round, client)
 
     def __len__(self):
         return len(self.batches)
@@ -218,27 +217,27 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
 
 def federate(config: Config, data: common.Data, run: experiment.Run, observer=None) -> None:
     """Algorithm 1 for one order. An `observer`, as that of results/explain.py, adds columns to each round."""
-    fl = common.Federation(config, data, run.streams)
-    longest = config.epochs * -(-int(fl.sizes.max()) // config.batch_size)
-    eta = config.lr * (1 + config.lr_alpha * np.arange(longest)) ** -config.lr_power  # reset in every round
-    observe = observer(run, fl) if observer else None
-    expert, y = None, data.y_train.cpu().numpy()
+    fl, y, expert_loss = common.Federation(config, data, run.streams), data.y_train.cpu().numpy(), None
+    observe = observer(run, fl) if observer else lambda *_: {}
     scored = observer is not None or config.order not in UNSCORED
     local = scored and config.score in LOCAL
     if scored and config.score == "E":
-        expert = run.cached("expert", lambda: fl.train_centrally(config.expert_epochs), "expert_epochs")
+        typed = run.other(hold_out=config.hold_out)  # without what --tune chose for this arm: all arms ask the same expert
+        central = typed.config.federation(data, run.streams)
+        expert = typed.cached("expert", lambda: central.train_centrally(config.expert_epochs), "expert_epochs")
+        [(expert_loss, _)] = common.score(central.model, expert, data, [np.arange(len(y))], config.chunk)
 
     state = fl.start() | {"held": {}}  # theta_g^0; each client's model at the end of its last participation
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)  # S_t
-        keys = difficulty(config, fl, state, clients, expert) if scored else [None] * len(clients)
+        keys = difficulty(config, fl, state, clients, expert_loss) if scored else [None] * len(clients)
         own = [fl.shards[m] for m in clients]
         made = [schedule(config, s, k, y[s], run.streams, t, m) for s, k, m in zip(own, keys, clients, strict=True)]
         batches, weights = zip(*made, strict=True)
-        columns = observe(state, t, clients, keys, made) if observe else {}
-        if local:
-            columns["fallback"] = float(np.mean([int(m) not in state["held"] for m in clients]))
+        columns = observe(state, t, clients, keys, made)
+        columns |= {"fallback": float(np.mean([int(m) not in state["held"] for m in clients]))} if local else {}
 
+        eta = config.lr * (1 + config.lr_alpha * np.arange(max(map(len, batches)))) ** -config.lr_power  # anew in every round
         options = {"lr": eta, "weights": weights} | (fedlc(config, fl, [y[s] for s in own]) if config.fedlc else {})
         kept, update = fl.train(state, t, clients, batches, **options)  # theta_m <- train(theta_g, {x_1, ..., x_g(t)}), all m
         fl.aggregate(state, kept, update)  # theta_g^{t+1}
@@ -264,57 +263,51 @@ def fedlc(config, fl: common.Federation, labels: list[np.ndarray]) -> dict:
 # ------------------------------------------------------------------------------------------------ figure, presets, main
 
 
-def unread(config) -> tuple[str, ...]:
-    """The flags that this order does not read: it is trained once for all their values."""
-    flags = ("score", "lg_pred", "expert_epochs") if config.order in UNSCORED else ()
-    flags += ("pacing", "pacing_a", "pacing_b", "pacing_scope") if config.order in ("vanilla", "random-step") else ()
-    flags += ("pacing",) if config.order.endswith("threshold") else ()
-    flags += ("refresh",) if config.order == "random-step" else ()
-    return flags + (() if config.lr_alpha else ("lr_power",))
+def unread(config) -> list[str]:
+    """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
+    key, falls = None if config.order in UNSCORED else config.score, config.lr_alpha > 0 < config.lr_power
+    read = {"score": key, "lg_pred": key == "LG_pred", "expert_epochs": key == "E", "lr_alpha": falls, "lr_power": falls}
+    read |= dict.fromkeys(("pacing", "pacing_a", "pacing_b", "pacing_scope"), config.order not in ("vanilla", "random-step"))
+    read |= {"pacing": read["pacing"] and not config.order.endswith("threshold"), "refresh": config.order != "random-step"}
+    return [name for name, effective in read.items() if not effective]
 
 
 def report(df, runs, folder) -> None:
     """Prints the gains over vanilla; orders.png: final accuracy (%) by order, mean +- std, a panel per setting."""
     experiment.print_gains(each := experiment.per_trial(df), "vanilla")
-    how = {"x": "final", "y": "method", "kind": "bar", "errorbar": "sd", "height": 3.6}
-    experiment.draw(each.reset_index(), folder / "orders.png", **how)
+    experiment.draw(each.reset_index(), folder / "orders.png", x="final", y="method", kind="bar", errorbar="sd", height=3.6)
 
 
 CIFAR10 = "--dataset cifar10 --clients 100 --rounds 100 --epochs 10 --lr 0.001 --lr-alpha 0.001 --order curriculum anti random"
-ALL, BETAS = f"{CIFAR10} vanilla", "--alpha 0.05 0.2 0.9"
+ALL, BETAS, BASES = f"{CIFAR10} vanilla", "--alpha 0.05 0.2 0.9", ("fedavg", "fedprox", "fednova", "scaffold")
 CIFAR100 = f"{ALL} --dataset cifar100 --model resnet9 --lr 0.01 --lr-power 0 --weight-decay 0 {BETAS}"
 PACED = "--pacing linear quadratic root step exponential --pacing-a 0.1 0.5 0.8"
-PARTS = "--parts 100 200 400 800"
 EXPOSURE = f"{ALL} {' '.join(EXTRA)} --rounds 40 --epochs 5 --lr 0.01 --lr-power 0 --trials 5"
 PRESETS = {
-    "table1": f"{ALL} {BETAS}  # FedAvg by heterogeneity, CIFAR-10",
-    "table2": f"{ALL} {BETAS} --base fedprox  # FedProx",
-    "table3": f"{ALL} {BETAS} --base fednova  # FedNova",
-    "table4": f"{ALL} {BETAS} --base scaffold  # SCAFFOLD",
-    "fmnist": f"{ALL} {BETAS} --dataset fmnist --base fedavg fedprox fednova scaffold  # the same four on Fashion-MNIST",
+    **{f"table{i}": f"{ALL} {BETAS} --base {base}  # by heterogeneity, CIFAR-10" for i, base in enumerate(BASES, 1)},
+    "fmnist": f"{ALL} {BETAS} --dataset fmnist --base {' '.join(BASES)}  # the four tables on Fashion-MNIST",
     "fig1": f"{ALL} --partition iid label-skew --score {' '.join(SCORES[:6])}  # the scores",
     "fig2": f"{CIFAR10} --partition iid {PACED}  # pacing family and a, IID",
     "fig3": f"{ALL} --alpha 0.05 --partition iid dirichlet --pacing-b 0.0025 0.1 0.2 0.5 0.8  # b, IID and Dir(.05)",
     "fig6": f"{CIFAR10} --order curriculum random --score E G --alpha 0.05 0.2  # expert and global score (right half)",
     "fig6-iid": f"{CIFAR10} --order curriculum random --score E G --partition iid",
-    "fig10": f"{ALL} --partition label-skew {PARTS}  # amount of data, FedAvg, label skew",
-    "fig10-fedprox": f"{ALL} --alpha 0.05 --base fedprox {PARTS}  # amount of data, FedProx, Dir(.05)",
+    "fig10": f"{ALL} --partition label-skew --parts 100 200 400 800  # amount of data, FedAvg, label skew",
+    "fig10-fedprox": f"{ALL} --alpha 0.05 --base fedprox --parts 100 200 400 800  # amount of data, FedProx, Dir(.05)",
     "fig11": f"{CIFAR100}  # heterogeneity, CIFAR-100 with ResNet-9",
-    **{f"fig11-{base}": f"{CIFAR100} --base {base}" for base in ("fedprox", "scaffold", "fednova")},
+    **{f"fig11-{base}": f"{CIFAR100} --base {base}" for base in BASES[1:]},
     "fig12": f"{CIFAR10} --alpha 0.05 {PACED}  # pacing family and a, Dir(.05)",
     "exposure": f"{EXPOSURE} --alpha 0.05 0.9  # not the paper's: is it order or exposure? and rivals",
 }
 
 
-def method_name(config) -> str:
+def name(config) -> str:
     """The order, with the tau of FedLC where it acts."""
     return f"{config.order} fedlc={config.fedlc:g}" if config.fedlc else config.order
 
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    how = {"name": method_name, "report": report, "unread": unread}
-    experiment.main(Config, PRESETS, __doc__, federate, ("order", "fedlc"), argv=argv, **how)
+    experiment.main(Config, PRESETS, __doc__, federate, ("order", "fedlc"), name=name, report=report, unread=unread, argv=argv)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Observer:
     """What `federate` asks before it trains a round."""
 
     def __init__(self, run: experiment.Run, fl: common.Federation):
-        self.config, self.fl, self.y = run.config, fl, fl.data.y_train.cpu().numpy()
+        self.config, self.fl, self.y = fl.config, fl, fl.data.y_train.cpu().numpy()  # run.config is without what --tune chose
         expert = run.cached("expert", lambda: fl.train_centrally(run.config.expert_epochs), "expert_epochs")
         self.hardest = hardest_fifth(fl, expert)
 
@@ -160,7 +160,7 @@ def federate(config, data, run) -> None:
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
     fig9 = f"--order {' '.join(script.ORDERS)} --epochs 10 --show-schedule  # g(t), and what a client sees"
-    hooks = {"name": script.method_name, "report": script.report, "instead": show}
+    hooks = {"name": script.name, "report": script.report, "instead": show}
     experiment.main(Config, script.PRESETS | {"fig9": fig9}, __doc__, federate, ("order", "fedlc"), argv=argv, **hooks)
 
 

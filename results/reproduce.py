@@ -34,16 +34,23 @@ class Work(NamedTuple):
         return (ROOT.parent / "runs" / self.place / "summary.json").exists()
 
 
+READ = {"selection.csv", "measures.csv", "results.csv", "consistency.csv"}  # by the cells of claims
+BY_ROUND = {"A11", "A13", "C8", "D4"}  # claims whose cells read a run's rounds, in curves.csv
 RUNS = [Work(*cells) for cells in csv.reader((ROOT / "reproduce.csv").read_text().splitlines()[1:])]
 
 
 def publish(work: Work) -> None:
-    """Copies a finished run's summary, figures and small tables beside its page."""
+    """Copies a finished run's summary, its tables and the figures that pages show beside its page."""
     source, target = ROOT.parent / "runs" / work.place, ROOT / work.place
     target.mkdir(parents=True, exist_ok=True)
-    for path in [source / "summary.json", *source.glob("*.png"), *source.glob("*.csv")]:
-        if path.name != "metrics.csv":
+    pages = "".join(page.read_text() for page in (*ROOT.rglob("README.md"), ROOT.parent / "README.md"))
+    for path in source.glob("*.*"):
+        if path.name == "summary.json" or path.suffix in (".png", ".csv") and f"{source.name}/{path.name}" in pages:
             shutil.copy(path, target)
+    for name in READ & {path.name for path in source.iterdir()}:
+        shutil.copy(source / name, target)
+    if BY_ROUND & set(work.claims.split()):
+        shutil.copy(source / "metrics.csv", target / "curves.csv")
 
 
 def main(argv: list[str]) -> int:
@@ -60,10 +67,10 @@ def main(argv: list[str]) -> int:
             state = "done" if w.complete() else f"{w.hours} h"
             print(f"{w.scale:<8} {w.claims:<12} {state:>7}  python {shlex.join(w.command(flags.jobs))}")
         return 0
-    for work in (w for w in chosen if w.scale == flags.scale and not w.complete()):
+    for work in (w for w in chosen if w.scale == flags.scale):
         resumed = ["--resume"] if (ROOT.parent / "runs" / work.place / "config.json").exists() else []
-        status = subprocess.run([sys.executable, *work.command(flags.jobs), *resumed], cwd=ROOT.parent).returncode
-        if status:
+        run = [sys.executable, *work.command(flags.jobs), *resumed]
+        if not work.complete() and (status := subprocess.run(run, cwd=ROOT.parent).returncode):
             return status
         if work.scale != "small":
             publish(work)

@@ -978,7 +978,7 @@ def test_a_share_of_each_client_is_held_out(work, share, monkeypatch):
 
 
 TUNED = {
-    "fedavg_curriculum": (["--score=E"], "lr", ["0.003", "0.5", "1e30"], ""),
+    "fedavg_curriculum": (["--score=L"], "lr", ["0.003", "0.5", "1e30"], ""),
     "client_curriculum": (["--client-order=curriculum"], "pacing-b", ["0.1", "1.0"], ""),
     "fedcl_fgn": (["--base=fedprox"], "mu", ["0.0", "5.0"], ""),
     "fedcl_gmm_sync": (["--method", "fedcl", "fedavg"], "lam", ["0.1", "9.0"], "fedavg"),
