@@ -754,9 +754,8 @@ def train(
     if ranks > 1:  # each row is zero on all ranks but one, so the sum is exact
         dist.all_reduce(result)
         dist.all_reduce(sums)
-    grad_sq, losses = (sums.cpu().numpy() / np.maximum(steps, 1)[:, None]).T
-    samples = np.array([(batch >= 0).sum() for batch in batches], dtype=int)
-    return Update(result, steps, samples, step_lengths(lr, momentum, proximal)[steps], grad_sq, losses)
+    samples, means = np.array([(batch >= 0).sum() for batch in batches], dtype=int), sums.cpu().numpy().T / np.maximum(steps, 1)
+    return Update(result, steps, samples, step_lengths(lr, momentum, proximal)[steps], *means)
 
 
 TRAINER = contextvars.ContextVar("trainer", default=None)  # what a federation's clients are given to instead of `train`
