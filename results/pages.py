@@ -34,20 +34,23 @@ def markdown(head, rows) -> list[str]:
 
 
 def table(run: str) -> list[str]:
-    """A run's summary in Markdown: mean +- std over trials, each arm's paired difference from the first, the paper's cells."""
+    """A run's summary in Markdown: mean +- std over trials, each arm's paired difference from the first, the paper's cell and
+    how far the final accuracy is from it."""
     if not (ROOT / run).exists():
         return ["", "*Not measured yet.*", ""]
     if run.endswith(".csv"):
         cells = pd.read_csv(ROOT / run, dtype={"method": str}).round(2).astype(object).fillna("")
         return markdown(cells.columns, cells.astype(str).to_numpy())
     found, rows = summary(run), []
-    head = ("setting", "method", "final", "mean of the last ten", "minus the first arm, last ten", "uploads", "paper")
+    head = ("setting", "method", "final", "mean of the last ten", "minus the first arm, last ten", "uploads", "paper (off by)")
     for setting, arms in found["results"].items():
         first, *_ = arms
         for method, own in arms.items():
             apart = ci(verdicts.gain(run, setting, method, first, "last10")) if method != first else ""
             said = (spread(own["final"]), spread(own["last10"]), apart, f"{np.mean(own['uploads']):.0f}")
-            rows.append((setting, method, *said, PAPERS.get((run, setting, method), "")))
+            paper = PAPERS.get((run, setting, method), "")
+            paper += f" ({np.mean(own['final']) - float(paper.partition(' ')[0]):+.1f})" if paper else ""
+            rows.append((setting, method, *said, paper))
     shown = len(head) - (not any(row[-1] for row in rows))
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     threads = f", {found['config']['threads']} thread" if found["config"].get("threads") == 1 else ""

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 ROOT = Path(__file__).resolve().parent
 
 
@@ -35,7 +37,9 @@ class Work(NamedTuple):
 
 
 READ = {"selection.csv", "measures.csv", "results.csv", "consistency.csv"}  # by the cells of claims
-BY_ROUND = {"A11", "A13", "C8", "D4"}  # claims whose cells read a run's rounds, in curves.csv
+KEYS = ["setting", "method", "trial", "round"]
+BY_ROUND = {"A11": ["accuracy"], "A13": ["lambda_easy", "lambda_all", "lambda_hard"], "C8": ["critical"]}
+BY_ROUND["D4"] = ["noisy_small", "noisy_large", "spearman"]  # the columns that these claims' cells read in curves.csv
 RUNS = [Work(*cells) for cells in csv.reader((ROOT / "reproduce.csv").read_text().splitlines()[1:])]
 
 
@@ -49,8 +53,9 @@ def publish(work: Work) -> None:
             shutil.copy(path, target)
     for name in READ & {path.name for path in source.iterdir()}:
         shutil.copy(source / name, target)
-    if BY_ROUND & set(work.claims.split()):
-        shutil.copy(source / "metrics.csv", target / "curves.csv")
+    for claim in BY_ROUND.keys() & set(work.claims.split()):
+        metrics = pd.read_csv(source / "metrics.csv", dtype=str)
+        metrics[KEYS + BY_ROUND[claim]].dropna(subset=BY_ROUND[claim], how="all").to_csv(target / "curves.csv", index=False)
 
 
 def main(argv: list[str]) -> int:

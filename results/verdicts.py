@@ -319,7 +319,6 @@ def _():
 # --------------------------------------------------------------------------- C: FedCL, critical learning periods
 
 FGN = {"CIFAR-10": ("fedcl_fgn/cifar10", ""), "Fashion-MNIST": ("fedcl_fgn/fmnist-alpha", "alpha=0.1")}
-FGN |= {"digits": ("fedcl_fgn/digits-fig18", "")}
 DELTAS = (0.0, 0.01, 0.03, 0.05, 0.2, 0.35, 0.5)
 
 
@@ -395,15 +394,15 @@ def _():
 
 @claim("C8")
 def _():
-    (run, _), shares = FGN["digits"], []
-    windows = curve(run, "", "fedavg+cl", "critical")
+    (run, setting), shares = FGN["Fashion-MNIST"], []
+    windows = curve(run, setting, "fedavg+cl", "critical")
     third = windows.shape[1] // 3
     for name, part in {"the first third": windows[:, :third], "the rest": windows[:, third:]}.items():
         same = np.mean([a == b for a, b in itertools.combinations(part, 2)])
         by_chance = np.mean([p * q + (1 - p) * (1 - q) for p, q in itertools.combinations(part.mean(1), 2)])
         shares.append(f"{100 * same:.0f} % in {name} (by chance {100 * by_chance:.0f} %)")
     arms = ("fedavg+cl", "fedavg")
-    stds = [f"{arm} " + PAIR.join(f"{trials(run, '', arm, what).std(ddof=1):.1f}" for what in WHATS) for arm in arms]
+    stds = [f"{arm} " + PAIR.join(f"{trials(run, setting, arm, what).std(ddof=1):.1f}" for what in WHATS) for arm in arms]
     counts = f"{windows.sum(1).min():.0f} to {windows.sum(1).max():.0f} of {windows.shape[1]} rounds critical"
     return f"{counts}; two seeds agree on {' and '.join(shares)}; std of the accuracy over 5 seeds: {', '.join(stds)}"
 

@@ -141,7 +141,7 @@ def test_a_table_of_a_page_holds_the_means_of_its_run(tmp_path, monkeypatch):
     (tmp_path / "run" / "summary.json").write_text(json.dumps(run | {"config": {}}))
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "summary.json").write_text(json.dumps(run | {"config": {}}))
-    monkeypatch.setitem(pages.PAPERS, ("own", "alpha=0.1", "b"), "85.5")
+    monkeypatch.setitem(pages.PAPERS, ("own", "alpha=0.1", "b"), "85.5 +- 1.2")
     text = pages.script_page(
         "before\n<!-- table: run -->\nafter\n<!-- table: absent -->\n<!-- pairs: run absent: b - a, a - b -->\n"
     )
@@ -152,7 +152,8 @@ def test_a_table_of_a_page_holds_the_means_of_its_run(tmp_path, monkeypatch):
     assert "| run alpha=0.1 | +1.0 [+1.0, +1.0] | -1.0 [-1.0, -1.0] |\n\n<!-- end -->" in text
     assert pages.script_page(text) == text
     text = pages.script_page("<!-- table: own -->")
-    assert "| uploads | paper |" in text and "+1.0 [+1.0, +1.0] | 10 | 85.5 |" in text and "|  | 10 |  |" in text
+    assert "| uploads | paper (off by) |" in text and "|  | 10 |  |" in text
+    assert "+1.0 [+1.0, +1.0] | 10 | 85.5 +- 1.2 (-2.5) |" in text
 
 
 DEFAULTS = {"fedcl_fgn": "fedcl_fgn/default"} | {name: f"{name}/digits" for name in SCRIPTS if name != "fedcl_fgn"}
