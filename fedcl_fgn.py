@@ -5,11 +5,11 @@ the federated gradient norm FGN. While it grows by at least a factor 1 + delta a
 learning period and the next round selects twice as many clients; else half as many. Any base may train inside.
 
 What differs from the paper, and why:
-- FGN is reported as G = eta ||g||^2 >= 0, the printed one without its minus sign: the rule is a ratio and does not see it.
+- FGN is reported as eta ||g||^2 >= 0, g a client's gradient, without its printed minus sign: a ratio does not see it.
 - ||g||^2 is the mean over the local batches' gradients, which training computes anyway; --fgn per_sample follows the text.
-- Round 0 has no predecessor and counts as critical. A vanished FGN(t-1) is guarded.
-- Ours: --window, --select, --budget, --server-ema, the noise of FGN and of the aggregate over the draw of clients, and every
-  --arm but cl, base and random.
+- The first round has no predecessor and counts as critical. After an FGN of 0 any growth is infinite.
+- Ours: --window, --select, --budget, --server-ema, the columns that say how much of FGN and of the aggregate is noise of the
+  draw of clients, and every --arm but cl, base and random.
 """
 
 import math
@@ -35,12 +35,13 @@ FGN = ("batch", "per_sample", "full")
 
 # ----------------------------------------------------------------------------- which clients take part (--select, ours)
 # A rule (fl, state, t, n) gives the clients (n,), their weights (n,) in the aggregate, of any scale, their inclusion
-# probabilities (n,), and how many others received the net only to score it.
+# probabilities pi_k (n,), and how many others received the net only to score it. Client k of M has N_k samples, a share p_k of
+# all, and sends theta_k.
 
 
 def uniform(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
     """Algorithm 1: every set is equally likely; weights N_k (line 6), a ratio estimator of sum_k p_k theta_k. Unequal weights
-    make its noise that of n / (1 + CV^2(N)) clients of equal size."""
+    make its noise that of n / (1 + CV^2(N)) clients of equal size, CV(N) being the sizes' standard deviation by their mean."""
     clients = fl.select(t, n)
     return clients, fl.sizes[clients], np.full(n, n / len(fl.sizes)), 0
 
@@ -103,31 +104,30 @@ class Config(experiment.Config):
     momentum: float = 0.9
     weight_decay: float = 1e-5
     base: str = flag("fedavg", "what trains and aggregates inside FedCL, and alone beside it", choices=BASES)
-
     arm: str = flag(
         ("cl", "base"),
-        "cl: FedCL; base: its base; random: A.4's sizes; longer: the base at as many samples as draws by size take; FedCL's "
-        "uploads spread evenly (constant), late (shifted), largest first (front), for the least final noise (rising)",
+        "cl: FedCL; base: its base; random: sizes at random (A.4); longer: the base with as many samples as --select size; "
+        "FedCL's uploads spread evenly (constant), late (shifted), largest first (front), for least final noise (rising)",
         choices=ARMS,
     )
-    detector: str = flag("fgn", "Eq. 2 on FGN, or on FedFIM", choices=("fgn", "fim"))
-    fgn: str = flag("batch", "||g||^2: mean over local batches, over samples at the received net, or of grad F_k", choices=FGN)
-    detect_samples: int = flag(0, "samples a client reads for per_sample, full and fim, anew each round (0: all)", 0, 10**7)
+    detector: str = flag("fgn", "what Eq. 2 judges: FGN, or FedFIM, the Fisher matrix' trace", choices=("fgn", "fim"))
+    fgn: str = flag("batch", "||g||^2 of local batches, of samples at the received net, or of their mean", choices=FGN)
+    detect_samples: int = flag(0, "samples of a client that per_sample, full and fim read, anew each round (0: all)", 0, 10**7)
     fgn_lr: bool = flag(True, "FGN = eta ||g||^2; --no-fgn-lr leaves eta out")
     delta: float = flag(0.01, "relative growth of FGN from which on a round is critical (inf: none)", low=0, high=float("inf"))
     window: int = flag(1, "compare the mean FGN of W rounds with that of the W before (1: the paper)", low=1, high=10**6)
-    first_round_critical: bool = flag(True, "round 0, which has no predecessor, counts as critical")
-    fewest: int = flag(0, "least clients of a round (0: half of --clients-per-round)", low=0, high=10**6)
+    first_round_critical: bool = flag(True, "the first round, which has no predecessor, counts as critical")
+    fewest: int = flag(0, "arms cl, random: least clients of a round (0: half of --clients-per-round)", low=0, high=10**6)
     most: int = flag(0, "most clients of a round (0: all)", low=0, high=10**7)
     lr_decay: float = flag(0.99, "eta is multiplied by this after every round (1: constant)", above=0, high=1)
-    p_double: float = flag(0.3, "A.4: probability that the arm random doubles its clients", low=0, high=1)
-    p_halve: float = flag(0.3, "A.4: probability that it halves them", low=0, high=1)
-    shift: float = flag(0.5, "fraction of the run by which the arm shifted comes late", low=0, high=1)
-    kappa: float = flag(0.05, "share of earlier noise that a round forgets, for the arm rising", low=0, below=1)
-    each: int = flag(0, "clients of every round of the arms base and longer (0: --clients-per-round)", low=0, high=10**7)
-    select: str = flag("uniform", "how clients are drawn: uniform, size (in proportion to N_k) or MODULE:FUNCTION", kind=str)
-    budget: int = flag(0, "end every arm when U uploads are spent, which eta then follows (0: at --rounds)", low=0, high=10**9)
-    server_ema: float = flag(0.0, "test ema <- s ema + (1 - s) theta_g, not theta_g itself (0: theta_g)", low=0, below=1)
+    p_double: float = flag(0.3, "arm random: probability of twice as many clients next", low=0, high=1)
+    p_halve: float = flag(0.3, "arm random: probability of half as many", low=0, high=1)
+    shift: float = flag(0.5, "arm shifted: by this fraction of the run FedCL's sizes come later", low=0, high=1)
+    kappa: float = flag(0.05, "arm rising: share of the noise of earlier rounds that a round forgets", low=0, below=1)
+    each: int = flag(0, "arms base, longer: clients of every round (0: --clients-per-round)", low=0, high=10**7)
+    select: str = flag("uniform", "how clients are drawn: uniform, size (by their samples) or MODULE:FUNCTION", kind=str)
+    budget: int = flag(0, "end every arm after N uploads; eta then falls by uploads (0: after --rounds)", low=0, high=10**9)
+    server_ema: float = flag(0.0, "test a mean of the global nets, ema <- s ema + (1 - s) theta_g (0: theta_g)", low=0, below=1)
 
     def check(self) -> None:
         super().check()
@@ -156,12 +156,15 @@ def name(config: Config) -> str:
 
 
 def unread(config: Config) -> set[str]:
-    """The flags that this arm does not read: it is trained once for all their values."""
-    cl, odds = {"detector", "delta", "window", "first_round_critical", "fewest", "most"}, {"p_double", "p_halve"}
-    read = {"random": odds | {"fewest", "most"}, "shifted": cl | {"shift"}, "rising": cl | {"kappa"}}
-    unread = (cl | odds | {"shift", "kappa"}) - read.get(config.arm, cl if config.arm in ("cl", *REPLAYS) else set())
-    usual = config.arm not in ("base", "longer") or config.each in (0, config.clients_per_round)
-    return unread | ({"each"} if usual else set()) | ({"select"} if config.arm == "longer" else set())
+    """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
+    arm, detects = config.arm, config.arm in ("cl", *REPLAYS)
+    read = dict.fromkeys(("detector", "delta", "window", "first_round_critical"), detects)
+    read |= dict.fromkeys(("fewest", "most"), detects or arm == "random")
+    read |= dict.fromkeys(("p_double", "p_halve"), arm == "random")
+    read |= {"shift": arm == "shifted", "kappa": arm == "rising", "select": arm != "longer"}
+    read["each"] = arm in ("base", "longer") and config.each not in (0, config.clients_per_round)
+    read["detect_samples"] = config.fgn != "batch" or (detects and config.detector == "fim")
+    return {name for name, effective in read.items() if not effective}
 
 
 # ------------------------------------------------------------------------------------------------ FGN (Eq. 1), FedFIM
@@ -180,20 +183,13 @@ def squared_norms(model: common.Model, theta: Tensor, data: common.Data, groups:
         net = model.bind(theta.expand(len(some), -1), grad=True)
         with torch.backends.cudnn.flags(enabled=not model.plain):  # cuDNN's LSTM has no backward pass in eval mode
             log_p = F.log_softmax(net.head(net.features(common.inputs(x[some]))), -1)  # (g, B, classes)
-            if fisher:
-                p = log_p.detach().exp()[:, 0]
-                terms = [p[:, y] * leaf_norms(log_p[:, 0, y], net, keep=True) for y in range(data.classes)]
-                norms.append(torch.stack(terms).sum(0))
-            else:
-                log_p_y = log_p.gather(-1, data.y_train[some][..., None])
-                norms.append(leaf_norms(-log_p_y.mean((1, 2)), net))
+            log_p_y, terms = log_p.gather(-1, data.y_train[some][..., None]), []
+            pairs = zip(log_p.detach().exp()[:, 0].T, log_p[:, 0].T, strict=True) if fisher else [(1, log_p_y.mean((1, 2)))]
+            for p, log_likelihood in pairs:  # (g,): a group's depends on its own row of the parameters alone
+                grads = torch.autograd.grad(log_likelihood.sum(), net.leaves, retain_graph=fisher)
+                terms.append(p * sum(g.reshape(len(some), -1).square().sum(1) for g in grads))
+        norms.append(torch.stack(terms).sum(0))
     return torch.cat(norms).double().cpu().numpy()
-
-
-def leaf_norms(losses: Tensor, net, keep: bool = False) -> Tensor:
-    """Squared gradient norm of each of `losses` (g,), every one a function of its own row of the parameters."""
-    grads = torch.autograd.grad(losses.sum(), net.leaves, retain_graph=keep)
-    return sum(g.reshape(len(losses), -1).square().sum(1) for g in grads)
 
 
 def per_sample(model, theta, data, read: Sequence[np.ndarray], fisher: bool = False) -> np.ndarray:
@@ -221,7 +217,8 @@ def estimate(values: Tensor, w: np.ndarray, pi: np.ndarray) -> tuple[Tensor, flo
 
 
 def signals(config: Config, fl: common.Federation, theta: Tensor, t: int, clients, w, pi, update, eta: float) -> dict:
-    """What round t's clients show: fgn, fgn_se and, where it is the detector, fim. theta (P,) is the model they received."""
+    """What round t's clients, of weights w and inclusion probabilities pi, show: fgn, its standard error and, where it is the
+    detector, fim. theta (P,) is the model they received."""
     limit = config.detect_samples
     read = [fl.streams("detect", t, k).permutation(fl.shards[k])[:limit] if limit else fl.shards[k] for k in clients]
     if config.fgn == "batch":
@@ -285,22 +282,23 @@ def replayed_sizes(config: Config, rows: Sequence[dict]) -> np.ndarray:
         return np.roll(sizes, round(config.shift * len(sizes)))
     if config.arm == "front":
         return np.sort(sizes)[::-1]
-    t, n = np.arange(len(sizes)), spread(np.ones(len(sizes)), sizes.sum(), config.clients)
+    most = max(config.most or config.clients, sizes.max())  # FedCL's own --most may be larger where --tune chose it
+    t, n = np.arange(len(sizes)), spread(np.ones(len(sizes)), sizes.sum(), most)
     decays = t.astype(float)  # of eta
     for _ in range(100 * (config.arm == "rising")):  # to the fixed point, by half of the way: whole steps may swing about it
         log_share = t[::-1] * math.log(1 - config.kappa) + decays * math.log(config.lr_decay)
-        n = spread(np.exp(log_share - log_share.max()), sizes.sum(), config.clients)
+        n = spread(np.exp(log_share - log_share.max()), sizes.sum(), most)
         decays = (decays + (np.cumsum(n) - n) / config.clients_per_round) / 2 if config.budget else decays
     return n
 
 
-def spread(share: np.ndarray, total: int, M: int) -> np.ndarray:
-    """Integers (R,) in 1 .. M of sum `total`, in proportion to `share` (R,) as far as the bounds allow."""
+def spread(share: np.ndarray, total: int, most: int) -> np.ndarray:
+    """Integers (R,) in 1 .. most of sum `total`, in proportion to `share` (R,) as far as the bounds allow."""
     from scipy.optimize import brentq
 
     share = np.maximum(share, 1e-12 * share.max())  # smaller ones would only be clipped to 1
-    scale = brentq(lambda s: np.clip(s * share, 1, M).sum() - total, 0, M / share.min())
-    return np.diff(np.floor(np.cumsum([0.5, *np.clip(scale * share, 1, M)]))).astype(int)
+    scale = brentq(lambda s: np.clip(s * share, 1, most).sum() - total, 0, most / share.min())
+    return np.diff(np.floor(np.cumsum([0.5, *np.clip(scale * share, 1, most)]))).astype(int)
 
 
 # ---------------------------------------------------------------------------------------------------------- the rounds
@@ -308,7 +306,7 @@ def spread(share: np.ndarray, total: int, M: int) -> np.ndarray:
 
 def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """Algorithm 2 around `config.base`, for one arm and detector."""
-    fl, streams, m, M = common.Federation(config, data, run.streams), run.streams, config.clients_per_round, config.clients
+    fl, m, M = common.Federation(config, data, run.streams), config.clients_per_round, config.clients
     limits, U, planned = (m, M, config.fewest, config.most), config.budget or math.inf, None
     passes, select = config.epochs, config.select
     if config.arm in ("base", "longer"):
@@ -329,7 +327,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         n = min(state["n"] if planned is None else int(planned[t]), U - state["spent"])
         clients, weights, pi, scorers = chosen(select, fl, state, t, n)  # line 2: M^(t), drawn anew in every round
         theta, eta = state["weights"], config.lr * config.lr_decay ** (state["spent"] / m if config.budget else t)
-        batches = [schedule(fl.shards[k], passes, config.batch_size, streams("batches", t, k)) for k in clients]
+        batches = [schedule(fl.shards[k], passes, config.batch_size, fl.streams("batches", t, k)) for k in clients]
         kept, update = fl.train(state, t, clients, batches, lr=eta)
         weights, pi = (values[np.isin(clients, kept)] for values in (weights, pi))
         w = weights / weights.sum()  # of uniform draws N_k / sum of the selected's (Eq. 1)
@@ -346,7 +344,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
             critical = is_critical(state["history"], config.delta, config.window, config.first_round_critical)  # line 3
             state["n"], seen["critical"] = next_size(n, critical, *limits), int(critical)  # lines 5 and 7
         elif config.arm == "random":
-            state["n"] = random_size(n, streams("random size", t).random(), config.p_double, config.p_halve, limits)
+            state["n"] = random_size(n, fl.streams("random size", t).random(), config.p_double, config.p_halve, limits)
         seen |= fl.test(state | {"weights": state.get("ema", state["weights"])}) if run.due(t) or state["spent"] == U else {}
         seen |= fl.cost(clients, update, received=scorers * fl.model.size, sent=scorers) | {"size_ratio": ratio}
         run.record(t, len(kept), n - len(kept), train_loss=float(update.loss.mean()), **seen)

@@ -4,13 +4,13 @@
 Algorithm 1, and its baselines. Clients train on the confidence-aware loss l_cl and upload, beside their weights, a Gaussian
 mixture of their difficulty scores. The server pools draws from all mixtures (the distribution beta), trains a generator of
 latent features on label and difficulty, and freezes a client once more than v of its draws lie below the quantile beta_T.
-When all are frozen, everyone goes on with the next, smaller T.
+When all are frozen, everyone goes on with the next, smaller T. As in the paper omega is the net, theta the generator.
 
 What differs from the paper, and why:
 - A phase lasts at most ceil(rounds / Z) rounds: with T <= v not all clients can pass one check, so it might never end.
 - At the printed tau = 10, lambda = .5 the confidence s* is e for every loss below 9.63: FedCL is then cross-entropy at e
   times the learning rate. Controls show it: fedgen-e (FedGen at e lr), fedcl-e (l_cl / e), fedcl-logc (tau = log C).
-- s* is SuperLoss' local minimiser of Eq 7, which itself is unbounded below (s -> infinity where l < tau).
+- s* is the local minimiser of Eq 7 of SuperLoss (Castells et al., 2020); Eq 7 itself falls without end as s grows, if l < tau.
 - beta is renewed before theta (line 18 before 17); round 1 has no synthetic term, as the generator has learnt nothing yet;
   only this round's participants are checked (line 20: all of M_l).
 - The generator is FedGen's, told one drawn score, standardised by the pool. Whether it obeys: `rank_correlation`.
@@ -86,9 +86,9 @@ class FedDistill(common.Solo, FedDistillPlus):
 
 # A method is the one loop below with a base, a factor of --lr, and flags that it fixes and so does not read
 FEDCL = {"mu": 0.0, "distill": 0.0}
-NOFREEZE = FEDCL | {"freeze": False, "average": "all", "thresholds": "", "v": 1.0, "phase_quorum": 1.0}
-FEDGEN = NOFREEZE | {"loss": "ce", "difficulty": False, "upload": "", "tau": 0.0, "lam": 1.0}
-FEDAVG = FEDGEN | {"synthetic": 0.0, "generator_hidden": 0}
+NOFREEZE = FEDCL | {"freeze": False}
+FEDGEN = NOFREEZE | {"loss": "ce", "difficulty": False, "tau": 0.0}
+FEDAVG = FEDGEN | {"synthetic": 0.0}
 FEDPROX, DISTILL = ({name: value for name, value in FEDAVG.items() if name != own} for own in ("mu", "distill"))
 ARMS = {
     "fedcl": (Mean, 1.0, FEDCL),
@@ -117,25 +117,24 @@ class Config(experiment.Config):
     epochs: int = 1
     batch_size: int = 32
     min_size: int = 32
-    mu: float = flag(0.1, "of fedprox (0: no term)", 0)
-
+    mu: float = flag(0.1, "method fedprox: weight of its proximal term (0: none)", 0)
     method: str = flag(tuple(ARMS)[:-2], "methods to compare, paired", choices=ARMS)  # of the last two each takes 10 s more
-    local_steps: int = flag(20, "T, SGD steps of a client in a round", 1, 10**5)
+    local_steps: int = flag(20, "SGD steps of a client in a round", 1, 10**5)
     data_share: float = flag(0.0, "share of the training set that the users hold (0: half; all of digits)", 0, 1)
     eval: str = flag("full", "accuracy reported: on the full test set, or on labels a user holds", choices=("full", "paper"))
     tau: float = flag(10.0, "loss that parts easy from hard (0: log of the classes; -1: running mean of the loss)", -1, 1e6)
-    lam: float = flag(0.5, "lambda of l_cl (1e9: every confidence is 1)", above=0)
+    lam: float = flag(0.5, "lambda of the confidence-aware loss l_cl (1e9: all confidences are 1)", above=0)
     loss: str = flag("confidence", "fedcl's: l_cl, that over e, or cross-entropy", choices=("confidence", "confidence/e", "ce"))
     difficulty: bool = flag(True, "tell fedcl's generator the difficulty s")
     freeze: bool = flag(True, "freeze fedcl's clients that pass a phase")
     average: str = flag("all", "Eq 21 over frozen and fresh weights, or over the fresh alone (ours)", choices=("all", "fresh"))
-    thresholds: str = flag("0.8,0.6,0.2", "S, the phases' T_1 > ... > T_Z, with commas")
+    thresholds: str = flag("0.8,0.6,0.2", "the phases' T, shares of all draws, falling, with commas")
     v: float = flag(0.7, "share of a client's draws below beta_T above which it freezes (1: never)", 0, 1)
-    phase_quorum: float = flag(1.0, "q, share of frozen clients that ends a phase", high=1, above=0)
+    phase_quorum: float = flag(1.0, "share of frozen clients that ends a phase", high=1, above=0)
     upload: str = flag("gmm", "form of a client's scores: a mixture, or 17 quantiles (ours)", choices=("gmm", "quantiles"))
     synthetic: float = flag(1.0, "weight of the generated samples' loss (0: none, and no generator)", 0)
     generator_hidden: int = flag(256, "width of the generator", 1, 65536)
-    distill: float = flag(0.1, "c of feddistill (0: no term)", 0)
+    distill: float = flag(0.1, "methods feddistill: weight of their term (0: none)", 0)
 
     def check(self) -> None:
         super().check()
@@ -150,12 +149,26 @@ class Config(experiment.Config):
     def federation(self, data: common.Data, streams: common.Streams) -> common.Federation:
         return begin(self, data, streams)[0]
 
+    def scored(self) -> bool:
+        """Whether anybody reads the clients' scores: freezing, the generator or a running tau."""
+        return self.freeze or (self.difficulty and self.synthetic > 0) or self.tau == -1
+
+
+def unread(config: Config) -> set[str]:
+    """The flags without effect on this method: where they are swept it is trained once and shown in every setting."""
+    fixed = ARMS[config.method][2]
+    config = dataclasses.replace(config, **fixed)
+    read = dict.fromkeys(("average", "thresholds", "v", "phase_quorum"), config.freeze)
+    read |= dict.fromkeys(("difficulty", "generator_hidden"), config.synthetic > 0)
+    read |= dict.fromkeys(("tau", "lam"), config.loss != "ce" or config.scored()) | {"upload": config.scored()}
+    return {*fixed, *(name for name, effective in read.items() if not effective)}
+
 
 # ------------------------------------------------------------------------ the confidence-aware loss and the generator
 
 
 def confidence(ce: Tensor, tau: float, lam: float) -> Tensor:
-    """s* = exp(-w), w = W0(max(-2/e, b) / 2) with b = (l - tau) / lambda detached: w e^w = b/2 by Halley's steps in float64."""
+    """s* = exp(-w) with w e^w = max(-2/e, b) / 2, b = (l - tau) / lambda detached: Lambert's W by Halley's steps in float64."""
     b = ((ce.detach().double() - tau) / lam).clamp(min=-2 / math.e)
     p = (math.e * b + 2).clamp(min=0).sqrt()  # 0 at the branch point, where w = -1
     w = torch.where(b < 0, -1 + p - p**2 / 3 + p**3 * (11 / 72), torch.log1p(b.clamp(min=0) / 2) * 0.8)
@@ -289,9 +302,9 @@ def upload(fl: common.Federation, state: dict, clients: np.ndarray, weights: Ten
     if config.synthetic:
         state["counts"] |= {int(k): np.bincount(y[batches[k][batches[k] >= 0]], minlength=C).tolist() for k in clients}  # c_k
         sent += len(clients) * C
-    if config.freeze or config.difficulty or config.tau == -1:
+    if config.scored():
         losses = [ce for ce, _ in common.score(fl.model, weights, fl.data, [fl.shards[k] for k in clients], config.chunk or 1)]
-        state["seen"] = float(np.mean([ce.mean() for ce in losses]))
+        state["mean_loss"] = float(np.mean([ce.mean() for ce in losses]))
         for k, ce in zip(map(int, clients), losses, strict=True):
             scores = (ce - state["tau"]) * confidence(torch.as_tensor(ce), state["tau"], config.lam).numpy()  # Eq 6
             if not np.isfinite(scores).all():
@@ -303,13 +316,13 @@ def upload(fl: common.Federation, state: dict, clients: np.ndarray, weights: Ten
 
 
 def participants(fl: common.Federation, frozen: dict, t: int) -> np.ndarray:
-    """P_t, drawn from the unfrozen M_l: in the round's order of clients, which all methods share, M_f is passed over."""
+    """P_t, this round's clients: the first that are not frozen in the round's random order, which all methods share."""
     order = fl.streams("select", t).permutation(len(fl.everyone))
     return np.sort(order[~np.isin(order, list(frozen))][: fl.config.clients_per_round])
 
 
 def pooled_draws(uploaded: dict[int, list], streams: common.Streams, t: int) -> dict[int, np.ndarray]:
-    """N_k: draws from the latest mixture, or quantiles, of every client that has uploaded."""
+    """N_k of every client that has uploaded: the server's draws from its latest mixture, or between its quantiles."""
     draws = {}
     for k, (first, *rest) in sorted(uploaded.items()):
         rng = streams("pool", t, k)
@@ -328,7 +341,7 @@ def synchronise(config: Config, state: dict, trained: dict[int, Tensor], draws: 
         return {"phase": z + 1, "frozen": 0, "froze": 0}
     beta_T = N[max(math.ceil(float(S[z]) * len(N) - 1e-9), 1) - 1]  # element ceil(T N); .07 * 100 is 7.000000000000001
     below = {k: int((N_k <= beta_T).sum()) for k, N_k in draws.items()}
-    passed = {k: omega_k.clone() for k, omega_k in trained.items() if below[k] > config.v * DRAWS + 1e-9}  # strictly
+    passed = {k: omega_k.clone() for k, omega_k in trained.items() if below[k] > config.v * DRAWS + 1e-9}  # more, not as many
     M_f.update(passed)
     natural, forced = len(M_f) >= config.phase_quorum * config.clients - 1e-9, t + 1 - state["begun"] >= config.rounds / len(S)
     columns = {"phase": z + 1, "frozen": len(M_f), "froze": len(passed), "beta_T": beta_T}
@@ -352,7 +365,7 @@ def serve(fl: common.Federation, state: dict, trained: dict[int, Tensor], t: int
     if draws:
         columns |= synchronise(config, state, trained, draws, t)
     if config.tau == -1:  # SuperLoss' running mean
-        columns["tau"], state["tau"] = state["tau"], 0.9 * state["tau"] + 0.1 * state["seen"]
+        columns["tau"], state["tau"] = state["tau"], 0.9 * state["tau"] + 0.1 * state["mean_loss"]
     if draws and t in (0, config.rounds // 3, 2 * config.rounds // 3):  # the three rounds that mixtures.png shows
         state["snapshots"][t] = {"draws": {k: N_k.tolist() for k, N_k in draws.items()}, "beta_T": columns.get("beta_T")}
     return columns
@@ -384,10 +397,9 @@ def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[c
         raise common.UsageError(f"--dataset {config.dataset}: this script reads images")
     n, share = len(data.y_train), config.data_share or (1.0 if config.dataset == "digits" else 0.5)
     kept = np.sort(streams("share").permutation(n)[: round(share * n)])
-    owner = None if data.owner is None else data.owner[kept]
-    half = common.Data(data.x_train[kept], data.y_train[kept], data.x_test, data.y_test, data.classes, owner=owner)
-    half.mean, half.std = torch.full_like(data.mean, 127.5), torch.full_like(data.std, 127.5)
-    fl = common.Federation(config, half, streams, base)
+    grey, owner = torch.full_like(data.mean, 127.5), None if data.owner is None else data.owner[kept]
+    users = {"x_train": data.x_train[kept], "y_train": data.y_train[kept], "owner": owner}
+    fl = common.Federation(config, dataclasses.replace(data, mean=grey, std=grey, **users), streams, base)
     if config.synthetic and not hasattr(fl.model.skeleton.head, "in_features"):
         raise common.UsageError(f"--model {config.model}: {config.method}'s generator wants a net with features and a head")
     fl.base.memory["frozen"] = {}
@@ -407,7 +419,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         synthetic, received = download(fl, state, clients, t)
         how = {"loss": lambda step: objective(config, state["tau"], step), "per_step": synthetic}
         kept, update = fl.train(state, t, clients, list(batches.values()), lr=config.lr, **how)
-        sent = upload(fl, state, kept, update.weights, batches, t)  # D_k, c_k
+        sent = upload(fl, state, kept, update.weights, batches, t)  # D_k, the mixture of scores, and c_k, the label counts
         fl.aggregate(state, kept, update)  # omega, Eq 21
         columns = serve(fl, state, dict(zip(map(int, kept), update.weights, strict=True)), t)
         columns |= fl.cost(clients, update, received, sent) | (evaluate(fl, state) if run.due(t) else {})
@@ -488,9 +500,7 @@ PRESETS = {
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    experiment.main(
-        Config, PRESETS, __doc__, federate, ("method",), report=report, unread=lambda c: ARMS[c.method][2], argv=argv
-    )
+    experiment.main(Config, PRESETS, __doc__, federate, ("method",), report=report, unread=unread, argv=argv)
 
 
 if __name__ == "__main__":

@@ -940,6 +940,16 @@ def test_rising_sizes_leave_the_least_noise():
     np.testing.assert_allclose(best, [*least, 60 - sum(least)], atol=1)
 
 
+def test_rising_keeps_to_the_most_clients_of_a_round():
+    """Unbounded its last round would take 12 of the 24 uploads."""
+    rows = [{"clients": n, "dropped": 0} for n in (4, 6, 3, 6, 3, 2)]
+    flags = {"arm": "rising", "kappa": 0.6, "clients": 12, "clients_per_round": 4}
+    assert fgn.replayed_sizes(fgn.Config(**flags), rows).max() == 12
+    sizes = fgn.replayed_sizes(fgn.Config(**flags, most=6), rows)
+    assert sizes.max() == 6 and sizes.sum() == 24
+    assert fgn.replayed_sizes(fgn.Config(**flags, most=3), rows).sum() == 24  # --tune took more for FedCL than here
+
+
 @pytest.mark.parametrize("total", [5, 17, 30])
 def test_spread_keeps_its_bounds(total):
     sizes = fgn.spread(np.array([1.0, 100.0, 3.0, 9.0, 0.1]), total, 6)
@@ -1026,6 +1036,15 @@ def test_arms_that_do_not_read_a_flag_are_trained_once(tmp_path, tiny_data, quie
     alone = [("fedavg", None), ("fedavg+random", None)]
     twice = [(f"fedavg+{arm}", delta) for arm in ("cl", "constant") for delta in (0.01, 0.3)]
     assert sorted(((each["method"], each.get("delta")) for each in saved), key=str) == sorted(alone + twice, key=str)
+
+
+def test_samples_that_nobody_reads_are_swept_once(tmp_path, tiny_data, quiet, capsys):
+    flags = ["--dataset", str(tiny_data), "--detect-samples", "2", "5", "--arm", "cl", "base", "--detector", "fgn", "fim"]
+    rows = launch(tmp_path, *flags, base=SMALL)
+    assert len(rows) == 2 * 3 * 5  # two settings of three methods
+    saved = [torch.load(path, weights_only=True)["fingerprint"] for path in (tmp_path / "checkpoints").iterdir()]
+    found = sorted((each["method"], each.get("detect_samples", 0)) for each in saved)
+    assert found == [("fedavg", 0), ("fedavg+cl", 0), ("fedavg+cl-fim", 2), ("fedavg+cl-fim", 5)]
 
 
 OWN_RULES = {
@@ -1127,9 +1146,13 @@ def test_each_of_as_many_clients_is_the_base_and_is_trained_once(tmp_path, tiny_
 def test_unread_flags(arm, spared):
     spared |= {"select"} if arm == "longer" else set()
     spared |= {"detector"} if arm in ("base", "longer", "random") else set()
-    assert fgn.unread(fgn.Config(arm=arm, detector="fgn")) == spared | {"each"}
-    assert fgn.unread(fgn.Config(arm=arm, each=16)) == spared | {"each"}  # as many as it would take anyhow
-    assert fgn.unread(fgn.Config(arm=arm, each=8)) == spared | ({"each"} if arm not in ("base", "longer") else set())
+    assert fgn.unread(fgn.Config(arm=arm, detector="fgn", fgn="full")) == spared | {"each"}
+    assert fgn.unread(fgn.Config(arm=arm, fgn="full", each=16)) == spared | {"each"}  # as many as it would take anyhow
+    alone = {"each"} if arm not in ("base", "longer") else set()
+    assert fgn.unread(fgn.Config(arm=arm, fgn="full", each=8)) == spared | alone
+    no_samples = {"each", "detect_samples"}  # batch FGN reads what training computes
+    assert fgn.unread(fgn.Config(arm=arm, detector="fgn")) == spared | no_samples
+    assert fgn.unread(fgn.Config(arm=arm, detector="fim")) == spared | (no_samples if "detector" in spared else {"each"})
 
 
 def test_names_tell_what_decides():

@@ -789,6 +789,59 @@ def test_without_freezing_the_confidence_is_a_factor_e_of_the_learning_rate(tmp_
 # ------------------------------------------------------------------------------------------------------- the baselines
 
 
+NOFREEZE = {"average", "thresholds", "v", "phase_quorum"}
+
+
+@pytest.mark.parametrize(
+    "flags, unread",
+    [
+        ({}, set()),
+        ({"freeze": False}, NOFREEZE),
+        ({"synthetic": 0.0}, {"difficulty", "generator_hidden"}),
+        ({"loss": "ce"}, set()),  # scores, which tau and lambda make, decide who freezes
+        ({"loss": "ce", "freeze": False, "difficulty": False}, NOFREEZE | {"tau", "lam", "upload"}),
+        ({"loss": "ce", "freeze": False, "difficulty": False, "tau": -1.0}, NOFREEZE),  # the running mean is a column
+        ({"freeze": False, "synthetic": 0.0}, NOFREEZE | {"difficulty", "generator_hidden", "upload"}),
+    ],
+)
+def test_unread_flags(flags, unread):
+    assert g.unread(g.Config(method="fedcl", **flags)) == {"mu", "distill"} | unread
+    assert g.unread(g.Config(method="fedcl-fresh", **flags)) == {"mu", "distill", "average"} | unread
+    fixed = {"mu", "distill", "freeze", "loss", "difficulty", "tau", "lam", "upload"} | NOFREEZE
+    assert g.unread(g.Config(method="fedgen", **flags)) - {"generator_hidden"} == fixed
+    assert g.unread(g.Config(method="feddistill", **flags)) == fixed - {"distill"} | {"synthetic", "generator_hidden"}
+
+
+def test_phases_that_are_switched_off_are_swept_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "draw", lambda *_, **__: None)
+    flags = "--method fedcl --no-freeze --v 0.5 0.7 --thresholds 0.8,0.2 0.5 --phase-quorum 0.6 1 --rounds 2 --local-steps 1"
+    g.main(
+        [
+            *flags.split(),
+            "--clients",
+            "4",
+            "--clients-per-round",
+            "2",
+            "--trials",
+            "1",
+            "--threads",
+            "1",
+            "--out",
+            str(tmp_path),
+        ]
+    )
+    df = pd.read_csv(tmp_path / "metrics.csv")
+    assert df.setting.nunique() == 8 and len([*(tmp_path / "checkpoints").iterdir()]) == 1
+
+
+def test_scores_that_nobody_reads_are_not_uploaded(tmp_path):
+    """Without freezing and generator FedCL with plain cross-entropy is FedAvg, its megabytes too."""
+    fedcl = trained(tmp_path, "fedcl", freeze=False, synthetic=0.0, loss="ce")
+    fedavg = trained(tmp_path, "fedavg")
+    assert torch.equal(fedcl[0]["weights"], fedavg[0]["weights"]) and fedcl[0]["scores"] == {}
+    assert [row["sent_mb"] for row in fedcl[1]] == [row["sent_mb"] for row in fedavg[1]]
+
+
 def test_feddistill_objective_and_its_gradient_in_closed_form():
     """CE + c KL(softmax(Q[y]) || p), and d / d logits = p - onehot(y) + c (p - softmax(Q[y])); label 4 has no shared logits."""
     fl, state = begun("feddistill", distill=0.3)
