@@ -11,6 +11,7 @@ import collections
 import contextlib
 import contextvars
 import copy
+import ctypes
 import functools
 import gc
 import math
@@ -33,8 +34,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 gc.freeze()  # the collector need not walk through torch's own objects again and again: 3 % of a round
 if sys.platform == "linux":  # keep large buffers in the heap: returning their pages after every step costs a third of it
-    import ctypes
-
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, mallopt = -1, -3, ctypes.CDLL(None).mallopt
     mallopt(M_TRIM_THRESHOLD, 1 << 30)
     mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the most that an older glibc takes
@@ -200,22 +199,21 @@ def read_shakespeare(root: Path) -> tuple:
 
 def read_tree(root: Path) -> tuple:
     """train/ and test/ with a folder of 8-bit images for each class, in the order of their names, as torchvision reads them."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS
+    from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
     parts, classes = [], None
     for split in (root / "train", root / "test"):
         if links := [p for p in split.rglob("*") if p.is_symlink() and p.parent.resolve().is_relative_to(p.resolve())]:
             raise ValueError(f"{links[0]} links to a folder that it lies in")
         names = sorted(folder.name for folder in split.iterdir() if folder.is_dir() and not folder.name.startswith("."))
-        files = [path for path in sorted(split.glob("*/**/*")) if path.suffix.lower() in IMG_EXTENSIONS]
-        shown = [path for path in files if not any(part.startswith(".") for part in path.relative_to(split).parts)]
+        files = make_dataset(split, {name: label for label, name in enumerate(names)}, IMG_EXTENSIONS)  # (path, label) of each
+        shown = [file for file in files if not any(part.startswith(".") for part in Path(file[0]).relative_to(split).parts)]
         if hidden := sorted({*files} - {*shown}):
-            print(f"{split}: skipped {len(hidden)} hidden images, such as {hidden[0]}", file=sys.stderr)
-        labels = [names.index(path.relative_to(split).parts[0]) for path in shown]
-        if len(set(labels)) < len(names) or classes not in (None, names):
+            print(f"{split}: skipped {len(hidden)} hidden images, such as {hidden[0][0]}", file=sys.stderr)
+        if len({label for _, label in shown}) < len(names) or classes not in (None, names):
             raise ValueError("train/ and test/ must hold the same classes, and images of each")
         classes = names
-        parts += [np.stack([read_image(path) for path in shown]), np.array(labels)]
+        parts += [np.stack([read_image(path) for path, _ in shown]), np.array([label for _, label in shown])]
     return tuple(parts)
 
 
@@ -226,11 +224,10 @@ def read_image(path: Path) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(path)
-        with image:
-            if image.mode in ("I", "F") or image.mode.startswith("I;"):
-                raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it first")
-            return np.asarray(image.convert("RGB"))
+            with Image.open(path) as image:
+                if image.mode in ("I", "F") or image.mode.startswith("I;"):
+                    raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it first")
+                return np.asarray(image.convert("RGB"))
     except Exception as error:  # PIL has a word of its own for every damage
         raise ValueError(f"{path}: {error}") from None
 
@@ -345,9 +342,8 @@ def partition(kind, labels, clients, alpha, rng, min_size=1, owner=None, own_cla
 
 def class_owners(clients: int, classes: int, own: int, rng) -> list[np.ndarray]:
     """For each class its owners: client i owns class i mod C and own - 1 others; a class that nobody drew gets one owner."""
-    first = np.arange(clients) % classes
     others = rng.random((clients, classes - 1)).argsort(1)[:, : own - 1] + 1
-    owned = np.concatenate([first[:, None], (first[:, None] + others) % classes], 1)  # (clients, own)
+    owned = (np.arange(clients)[:, None] + np.pad(others, ((0, 0), (1, 0)))) % classes  # (clients, own)
     owners = [np.flatnonzero((owned == c).any(1)) for c in range(classes)]
     return [index if len(index) else rng.integers(clients, size=1) for index in owners]
 
@@ -357,21 +353,18 @@ def fill(owners, counts, min_size, rng) -> int:
     receivers = np.repeat(np.arange(len(counts)), np.maximum(min_size - counts, 0))
     shuffled = rng.permutation(len(owners))
     order = shuffled[np.argsort(owners[shuffled], kind="stable")]  # by owner, at random within
-    ends, left = np.cumsum(counts), counts.copy()
+    begins, left = np.cumsum(counts) - counts, counts.copy()
     for client in receivers:
         giver = left.argmax()  # of equals the first
         left[giver] -= 1
-        ends[giver] -= 1
-        owners[order[ends[giver]]] = client
+        owners[order[begins[giver] + left[giver]]] = client
     return len(receivers)
 
 
 def epochs_of_batches(shard: np.ndarray, epochs: int, batch_size: int, rng: np.random.Generator) -> np.ndarray:
     """E passes over the shard, each in a new order: (E ceil(n / B), B), the last batch of a pass filled with -1."""
-    batches = np.full((epochs, -(-len(shard) // batch_size) * batch_size), -1, dtype=np.int64)
-    for row in batches:
-        row[: len(shard)] = rng.permutation(shard)
-    return batches.reshape(-1, batch_size)
+    passes = np.stack([rng.permutation(shard) for _ in range(epochs)])
+    return np.pad(passes, ((0, 0), (0, -len(shard) % batch_size)), constant_values=-1).reshape(-1, batch_size)
 
 
 # -------------------------------------------------------------------------------------------------------------- nets
@@ -441,19 +434,14 @@ class GroupNorm(nn.GroupNorm):
     """K group norms at once: weight and bias (K, C), x (B, K*C, H, W)."""
 
     def forward(self, x):
-        groups = self.num_groups * len(self.weight)
-        return F.group_norm(x, groups, self.weight.flatten(), self.bias.flatten(), self.eps)
+        return F.group_norm(x, self.num_groups * len(self.weight), self.weight.flatten(), self.bias.flatten(), self.eps)
 
 
-class Residual(nn.Module):
-    """body(x) + x, or body(x) + skip(x)."""
-
-    def __init__(self, *body, skip=None):
-        super().__init__()
-        self.body, self.skip = nn.Sequential(*body), skip or nn.Identity()
+class Residual(nn.ModuleList):
+    """[body, skip]: body(x) + skip(x)."""
 
     def forward(self, x):
-        return self.body(x) + self.skip(x)
+        return self[0](x) + self[1](x)
 
 
 class Net(nn.Module):
@@ -465,6 +453,20 @@ class Net(nn.Module):
     def __init__(self, body: list[nn.Module], head: nn.Module, plain: bool = False):
         super().__init__()
         self.features, self.head, self.plain = nn.Sequential(*body), head, plain
+
+
+class Foreign(nn.Module):
+    """Somebody's own net, as the features of one client. What it raises is a UsageError that names it."""
+
+    def __init__(self, name: str, net: nn.Module):
+        super().__init__()
+        self.name, self.net = name, net
+
+    def forward(self, x):
+        try:
+            return self.net(x)[None]
+        except Exception as error:
+            raise UsageError(f"--model {self.name}: {type(error).__name__}: {first_line(error)}") from error
 
 
 ReLU = functools.partial(nn.ReLU, inplace=True)
@@ -508,9 +510,9 @@ def vgg11(channels, side, classes, width):
 def resnet9(channels, side, classes, width):
     """prep 64; 128, pool, residual; 256, pool; 512, pool, residual; max pool; classes."""
     body = [*conv_norm(channels, 64), *conv_norm(64, 128), nn.MaxPool2d(2)]
-    body += [Residual(*conv_norm(128, 128), *conv_norm(128, 128))]
+    body += [Residual([nn.Sequential(*conv_norm(128, 128), *conv_norm(128, 128)), nn.Identity()])]
     body += [*conv_norm(128, 256), nn.MaxPool2d(2), *conv_norm(256, 512), nn.MaxPool2d(2)]
-    body += [Residual(*conv_norm(512, 512), *conv_norm(512, 512)), nn.AdaptiveMaxPool2d(1)]
+    body += [Residual([nn.Sequential(*conv_norm(512, 512), *conv_norm(512, 512)), nn.Identity()]), nn.AdaptiveMaxPool2d(1)]
     return Net(body, Linear(512, classes))
 
 
@@ -518,8 +520,8 @@ def resnet18(channels, side, classes, width):
     """ResNet-18 with the CIFAR stem: 3x3, stride 1, no pool."""
     body, i = conv_norm(channels, 64), 64
     for o, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
-        skip = nn.Sequential(*conv_norm(i, o, 1, stride, relu=False)) if stride > 1 else None
-        body += [Residual(*conv_norm(i, o, 3, stride), *conv_norm(o, o, relu=False), skip=skip), ReLU()]
+        skip = nn.Sequential(*conv_norm(i, o, 1, stride, relu=False)) if stride > 1 else nn.Identity()
+        body += [Residual([nn.Sequential(*conv_norm(i, o, 3, stride), *conv_norm(o, o, relu=False)), skip]), ReLU()]
         i = o
     return Net([*body, nn.AdaptiveAvgPool2d(1)], Linear(512, classes))
 
@@ -559,9 +561,7 @@ class Model:
 
     def __init__(self, build: Callable[[], nn.Module], device: str = "cpu", dtype: torch.dtype = torch.float32):
         self.build, self.device, self.dtype = build, device, dtype
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # of what a net of one's own draws and does not learn, permutations say
-            net = build()
+        net = self.drawn(0)  # with what a net of one's own draws and does not learn, permutations say
         whole = {name: b.to(device) for name, b in net.named_buffers() if not b.is_floating_point()}
         self.constants = {name: None if name.endswith("num_batches_tracked") else b for name, b in whole.items()}
         self.skeleton = net.to("meta")
@@ -573,11 +573,16 @@ class Model:
         self.sizes = [tensor.numel() for tensor in self.tensors.values()]
         self.size, self.trainable = sum(self.sizes), sum(p.numel() for p in self.parameters.values())
 
-    def init(self, seed: int) -> Tensor:
-        """Torch's default initialisation as a flat vector (P,)."""
+    def drawn(self, seed: int) -> nn.Module:
+        """A new net; the seed is that of NumPy, too, by which somebody's own net may draw."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = self.build()
+            np.random.seed(seed % 2**32)
+            return self.build()
+
+    def init(self, seed: int) -> Tensor:
+        """Torch's default initialisation as a flat vector (P,)."""
+        net = self.drawn(seed)
         held = dict(net.named_parameters()) | dict(net.named_buffers())
         return torch.cat([held[name].detach().flatten() for name in self.tensors]).to(self.device, self.dtype)
 
@@ -587,10 +592,7 @@ class Model:
         return [part.clone() for part in stack.split(sizes, dim=1)]
 
     def bind(self, stack: Tensor | list[Tensor], training: bool = False, grad: bool = False):
-        """The net over the rows of `stack` (K, P), sharing its memory; with `grad`, its parameters are autograd leaves.
-
-        `net.leaves` lists the parameters in the order of the flat vector.
-        """
+        """The net over the rows of `stack` (K, P), in its memory; its parameters, `net.leaves`, are autograd's with `grad`."""
         net, held = copy.deepcopy(self.skeleton).train(training), dict(self.constants)
         parts = stack.split(self.sizes, dim=1) if isinstance(stack, Tensor) else stack
         for (name, tensor), part in zip(self.tensors.items(), parts, strict=True):
@@ -612,24 +614,23 @@ class Model:
 def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, norm="batch", projection=False) -> Model:
     """The net `name`, one of NETS or `file.py:Class`, for this data; with MOON's projection head where asked.
 
-    norm 'group' puts a group norm, of at least two channels a group, in the place of every batch norm. Raises UsageError when
+    norm 'group' puts a group norm, of at least two channels a group, in the place of every BatchNorm2d. Raises UsageError when
     there is no such net, it cannot be built, or a sample does not go through it.
     """
     own, shape = ":" in name, tuple(data.x_train.shape[1:])
-    channels, side = (shape[2], shape[0]) if len(shape) == 3 else (0, 0)
+    sizes = (shape[2], shape[0], data.classes) if len(shape) == 3 else (0, 0, data.classes)
     if name not in NETS and not own:
         raise UsageError(f"--model {name}: not one of {', '.join(NETS)}, nor FILE.py:CLASS")
     if projection and (own or name == "lstm"):
         raise UsageError(f"--model {name}: a projection head, as under moon, wants a net of images with features and a head")
 
     def build():
-        if own:
-            file, _, cls = name.rpartition(":")
-            net = runpy.run_path(file)[cls](channels, side, data.classes)
-        else:
-            net = NETS[name](channels, side, data.classes, width)
+        file, _, cls = name.rpartition(":")
+        net = runpy.run_path(file)[cls](*sizes) if own else NETS[name](*sizes, width)
         if not isinstance(net, Net):  # an ordinary net from a batch to (B, classes): its logits stand for its features
-            net = Net([net, nn.Unflatten(0, (1, -1))], nn.Identity(), plain=True)
+            net = Net([Foreign(name, net)], nn.Identity(), plain=True)
+        if any(getattr(m, "momentum", 0) is None for m in net.modules()):
+            raise ValueError("a batch norm of momentum None counts its batches, and no count is averaged")
         if projection:  # features -> F -> ReLU -> 256 = z -> classes
             size = net.head.in_features
             net.features.extend([Linear(size, size), ReLU(), Linear(size, 256)])
@@ -652,7 +653,7 @@ def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, no
                 torch.autograd.grad(F.cross_entropy(logits[0], data.y_train[:1]), net.leaves)
     except (Exception, SystemExit) as error:  # torch's word for sizes that do not fit, or whatever somebody's own file raises
         wants = "CLASS(channels, side, classes)" if own else "lstm reads text, lenet5 images from 16x16, big nets 32x32"
-        said = f"cannot learn from samples of shape {shape} ({wants}): {first_line(error)}"
+        said = f"cannot learn from samples of shape {shape} ({wants}): {first_line(error.__cause__ or error)}"
         raise UsageError(f"--model {name}: {said}") from error
     return model
 
@@ -706,7 +707,7 @@ def train(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     proximal: float = 0.0,  # mu of FedProx
-    correction: Tensor | None = None,  # (K, trainable), of SCAFFOLD and VRL-SGD
+    correction: Sequence[Tensor] | None = None,  # (K, trainable), of SCAFFOLD and VRL-SGD
     weights: Sequence[np.ndarray] | None = None,  # of each client (T_k, B); the loss is their sum over the batch's true size
     loss: Callable = cross_entropy,  # step -> (K,)
     penalty: Callable | None = None,  # step -> (K,), added to the loss
@@ -743,7 +744,7 @@ def train(
         stack = Stack(model, theta[rows], data, batches, lr, rows)
         stack.momentum, stack.weight_decay, stack.proximal = momentum, weight_decay, proximal
         stack.x = model.by_layer(theta[rows, : model.trainable]) if proximal else None
-        stack.correction = None if correction is None else model.by_layer(correction[rows])
+        stack.correction = None if correction is None else model.by_layer(torch.stack([correction[i] for i in rows]))
         stack.loss, stack.penalty, stack.augment = loss, penalty, augment
         stack.frozen = {name: model.by_layer(w.expand(K, -1)[rows]) for name, w in (frozen or {}).items()}
         stack.per_client = {name: value[rows] for name, value in (per_client or {}).items()}
@@ -763,10 +764,7 @@ ROWS = ("correction", "weights", "seeds")  # options of `train` with an entry fo
 
 
 def train_together(calls: Sequence[tuple]) -> list[Update]:
-    """`train` of each call (model, start, data, batches, options), models alike: as one stack those that may be.
-
-    Calls on the same arrays with equal numbers for options become one stack; ROWS may differ, a schedule of lr be longer.
-    """
+    """`train` of each call (model, start, data, batches, options), models alike: those that are `stackable` as one stack."""
     stacks, updates = [], {}
     for k in sorted(range(len(calls)), key=lambda k: -np.size(calls[k][4]["lr"])):
         mine = next((stack for stack in stacks if stackable(calls[stack[0]], calls[k])), None)
@@ -775,7 +773,6 @@ def train_together(calls: Sequence[tuple]) -> list[Update]:
         models, starts, data, batches, options = zip(*(calls[k] for k in stack), strict=True)
         start = torch.cat([start.expand(len(own), -1) for start, own in zip(starts, batches, strict=True)])
         rows = {name: [row for each in options for row in each[name]] for name in ROWS if name in options[0]}
-        rows |= {"correction": torch.stack(rows["correction"])} if "correction" in rows else {}
         update = train(models[0], start, data[0], [b for own in batches for b in own], **options[0] | rows)
         ends = np.cumsum([0, *map(len, batches)])
         updates |= {k: update[begin:end] for k, begin, end in zip(stack, ends, ends[1:], strict=False)}
@@ -783,7 +780,7 @@ def train_together(calls: Sequence[tuple]) -> list[Update]:
 
 
 def stackable(longer: tuple, call: tuple) -> bool:
-    """Whether `train_together` may make one stack of two calls, the first with no shorter a schedule of lr."""
+    """Whether two calls have the same arrays and equal numbers for options, but for ROWS and a longer schedule of lr."""
     (_, _, one, _, a), (_, _, other, _, b) = longer, call
     if one.x_train is not other.x_train or one.y_train is not other.y_train or a.keys() != b.keys():
         return False
@@ -930,8 +927,8 @@ def predict(model: Model, weights: Tensor, x: Tensor, index: Sequence[np.ndarray
     weights (P,) scores every list with one net, in one stream of large batches; (K, P) each list with its own.
     """
     if weights.dim() == 1:
-        everything = np.concatenate([*index, np.empty(0, dtype=np.int64)])
-        return list(predict(model, weights[None], x, [everything])[0].split([len(i) for i in index]))
+        [logits] = predict(model, weights[None], x, [np.concatenate([*index, np.arange(0)])])
+        return list(logits.split([len(i) for i in index]))
     chunk, logits = 1 if model.plain else chunk or model.default_chunk(), []
     for begin in range(0, len(index), chunk):
         net, some = model.bind(weights[begin : begin + chunk]), index[begin : begin + chunk]
@@ -953,8 +950,7 @@ def score(model: Model, weights: Tensor, data: Data, shards: Sequence[np.ndarray
 def evaluate(model: Model, weights: Tensor, data: Data, shares: np.ndarray | None = None) -> dict[str, float]:
     """`tested` of the global net (P,), or of a stack (M, P): a net for each client."""
     images, everything = data.images("test", model.dtype), [np.arange(len(data.y_test))]
-    nets = weights.view(-1, weights.shape[-1])
-    return tested([predict(model, theta, images, everything)[0] for theta in nets], data, shares)[0]
+    return tested([predict(model, theta, images, everything)[0] for theta in weights.view(-1, model.size)], data, shares)[0]
 
 
 def tested(logits: Sequence[Tensor], data: Data, shares: np.ndarray | None = None) -> tuple[dict[str, float], np.ndarray]:
@@ -1022,7 +1018,7 @@ class FedAvg:
         self.memory.setdefault(name, {}).update({int(i): row.clone() for i, row in zip(clients, rows, strict=True)})
 
     def lengths(self, update: Update) -> Tensor:
-        """eta ||a_i||_1 (K, 1): x - y_i divided by it is a gradient, under momentum too; sum_k eta_k for plain SGD."""
+        """eta ||a_i||_1 (K, 1): x - y_i divided by it is a gradient, under momentum too; eta k for plain SGD."""
         return torch.as_tensor(update.length, device=update.weights.device, dtype=update.weights.dtype)[:, None]
 
 
@@ -1036,10 +1032,7 @@ class FedProx(FedAvg):
 
 
 class Scaffold(FedAvg):
-    """Option II of Karimireddy et al. (2020): y <- y - eta (g - c_i + c).
-
-    x - y is divided by the length of the accumulation vector a_i, so that c_i stays a gradient under momentum too.
-    """
+    """Option II of Karimireddy et al. (2020): y <- y - eta (g - c_i + c), the x - y of c_i^+ divided by its `lengths`."""
 
     vectors = 2
 
@@ -1064,10 +1057,7 @@ class FedNova(FedAvg):
 
 
 class VRLSGD(FedAvg):
-    """y <- y - eta (g - Delta_i); after averaging Delta_i += (x_hat - y_i) / (eta k) (Liang et al., 2019).
-
-    Only the clients that took part move their Delta_i; eta k is the length of a_i, so that momentum is accounted for.
-    """
+    """y <- y - eta (g - Delta_i), then Delta_i += (x_hat - y_i) / (eta k) of those that took part (Liang et al., 2019)."""
 
     def client(self, x, clients):
         return {"correction": -self.recall("delta", clients, torch.zeros_like(x[: self.model.trainable]))}
@@ -1078,37 +1068,20 @@ class VRLSGD(FedAvg):
         return x_hat
 
 
-class FedAdam(FedAvg):
-    """delta = sum_i p_i (y_i - x); x += eta m / (sqrt(v) + tau), no bias correction (Reddi et al., 2021)."""
+class FedOpt(FedAvg):
+    """delta = sum_i p_i (y_i - x); x += eta m / (sqrt(v) + tau), no bias correction (Reddi et al., 2021). Adagrad has no m."""
 
     server_lr = 0.01
     b1, b2, tau = 0.9, 0.99, 1e-3
 
-    def second_moment(self, v, delta):
-        return self.b2 * v + (1 - self.b2) * delta**2
-
     def server(self, x, y, p, update, clients):
-        delta = p @ (y - x)
-        m = self.b1 * self.memory.get("m", torch.zeros_like(x)) + (1 - self.b1) * delta
-        v = self.second_moment(self.memory.get("v", torch.full_like(x, self.tau**2)), delta)
-        self.memory.update(m=m, v=v)
-        return x + self.server_lr * m / (v.sqrt() + self.tau)
-
-
-class FedAdagrad(FedAdam):
-    """FedAdam with v + delta^2 and no first moment."""
-
-    b1 = 0.0
-
-    def second_moment(self, v, delta):
-        return v + delta**2
-
-
-class FedYogi(FedAdam):
-    """FedAdam with v - (1 - b2) delta^2 sign(v - delta^2)."""
-
-    def second_moment(self, v, delta):
-        return v - (1 - self.b2) * delta**2 * torch.sign(v - delta**2)
+        delta, b1 = p @ (y - x), self.b1 * (self.config.base != "fedadagrad")
+        m = b1 * self.memory.get("m", torch.zeros_like(x)) + (1 - b1) * delta
+        v = self.memory.get("v", torch.full_like(x, self.tau**2))
+        rules = {"fedadagrad": v + delta**2, "fedadam": self.b2 * v + (1 - self.b2) * delta**2}
+        rules["fedyogi"] = v - (1 - self.b2) * delta**2 * torch.sign(v - delta**2)
+        self.memory.update(m=m, v=rules[self.config.base])
+        return x + self.server_lr * m / (self.memory["v"].sqrt() + self.tau)
 
 
 class Moon(FedAvg):
@@ -1150,7 +1123,7 @@ class Solo(FedAvg):
 
 
 BASES = {"fedavg": FedAvg, "fedprox": FedProx, "scaffold": Scaffold, "fednova": FedNova, "vrlsgd": VRLSGD}
-BASES |= {"fedadagrad": FedAdagrad, "fedadam": FedAdam, "fedyogi": FedYogi, "moon": Moon, "solo": Solo}
+BASES |= {"fedadagrad": FedOpt, "fedadam": FedOpt, "fedyogi": FedOpt, "moon": Moon, "solo": Solo}
 
 
 # ------------------------------------------------------------------------------------------------ a federation's rounds
@@ -1210,12 +1183,7 @@ class Federation:
         flags |= {"seeds": [self.streams.seed("dropout", t, m) for m in clients]} | options
         for name, value in self.base.client(state["weights"], clients).items():
             flags[name] = flags[name] | value if isinstance(value, dict) and flags.get(name) else value
-        try:
-            update = (TRAINER.get() or train)(self.model, start, self.data, batches, **flags)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            if ":" not in c.model:
-                raise
-            raise UsageError(f"--model {c.model}: {type(error).__name__} in training: {first_line(error)}") from error
+        update = (TRAINER.get() or train)(self.model, start, self.data, batches, **flags)
         good = torch.isfinite(update.weights).all(1).cpu().numpy()
         if not good.all() and (c.on_nonfinite == "stop" or not good.any()):
             bad = ", ".join(map(str, clients[~good]))

@@ -532,16 +532,33 @@ def test_what_an_own_net_draws_and_does_not_learn_is_the_same_in_every_process(t
         orders.append(order.tolist())
         assert torch.equal(torch.get_rng_state(), expected)
     assert orders[0] == orders[1] != sorted(orders[0])
+    drawn = "\n        self[1].weight.data[:] = torch.as_tensor(np.random.rand(classes, 1)).float()"
+    name, _ = own(tmp_path, "import numpy as np, torch" + FLAT.rstrip() + drawn)
+    first, again, other = (common.build_model(name, made_up(16)).init(seed) for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.isclose(first[0], other[0], atol=1e-6)
+
+
+def test_a_batch_norm_that_counts_its_batches_is_refused(tmp_path):
+    """What torch calls a cumulative average needs the number of batches, an integer that no average of clients keeps."""
+    name, _ = own(
+        tmp_path, FLAT.replace("side * side, classes))", "side * side, classes), nn.BatchNorm1d(classes, momentum=None))")
+    )
+    with pytest.raises(UsageError, match="^--model [^\n]*momentum None[^\n]*$"):
+        common.build_model(name, made_up(16))
 
 
 def test_an_own_net_that_fails_in_training_is_named_in_one_line(tmp_path):
     """Batch norm over vectors takes no batch of one, which the last of an epoch may be."""
     text = FLAT.replace("side * side, classes))", "side * side, classes), nn.BatchNorm1d(classes))")
-    fl = common.Federation(settings(model=own(tmp_path, text)[0]), made_up(16), common.Streams(0))
-    with pytest.raises(
-        UsageError, match="^--model [^\n]*mine.py:Net: ValueError in training: Expected more than 1 value[^\n]*$"
-    ):
-        fl.train(fl.start(), 0, np.array([0]), [np.array([[0, 1], [2, -1]])])
+    strict = FLAT + "    def forward(self, x):\n        assert len(x) > 1 or not self.training, 'Expected more than 1 value'\n"
+    for net, error in ((text, "ValueError"), (strict + "        return super().forward(x)", "AssertionError")):
+        fl = common.Federation(settings(model=own(tmp_path, net)[0]), made_up(16), common.Streams(0))
+        said = f"^--model [^\n]*mine.py:Net: {error}: Expected more than 1 value[^\n]*$"
+        state, batches = fl.start(), [np.array([[0, 1], [2, -1]])]
+        with pytest.raises(UsageError, match=said):
+            fl.train(state, 0, np.array([0]), batches)
+        with pytest.raises(UsageError, match=said):  # as --stack-trials does
+            common.train_together([(fl.model, state["weights"], fl.data, batches, {"lr": 0.1})])
 
 
 @pytest.mark.parametrize("split, low, high", [("x_train", -1, 79), ("y_train", 0, 80), ("x_test", 0, 80), ("y_test", -1, 3)])
@@ -1064,7 +1081,6 @@ def test_default_constants_of_the_bases():
     bases = {name: base(settings(base=name), POINTS) for name, base in common.BASES.items()}
     assert bases["fedprox"].mu == 0.001 and bases["moon"].mu == 5.0 and bases["moon"].temperature == 0.5
     assert (bases["fedadam"].b1, bases["fedadam"].b2, bases["fedadam"].tau) == (0.9, 0.99, 1e-3)
-    assert bases["fedadagrad"].b1 == 0 and bases["fedyogi"].b1 == 0.9
     assert {name: base.server_lr for name, base in bases.items() if base.server_lr != 1} == dict.fromkeys(
         ("fedadam", "fedadagrad", "fedyogi"), 0.01
     )
@@ -1786,6 +1802,9 @@ def test_image_folder(tmp_path, capsys):
         (tmp_path / place / ".ipynb_checkpoints").mkdir()
         shutil.copy(tmp_path / "train" / "dog" / "0.png", tmp_path / place / ".ipynb_checkpoints" / "0-checkpoint.png")
     (tmp_path / "train" / "cat" / "notes.txt").write_text("of the photographer")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "train" / "dog" / "2.png").rename(tmp_path / "elsewhere" / "2.png")
+    (tmp_path / "train" / "dog" / "more").symlink_to(tmp_path / "elsewhere")
     data = common.load_data(str(tmp_path))
     assert ".ipynb_checkpoints" in capsys.readouterr().err and data.classes == 2
     for split, x, y in (("train", data.x_train, data.y_train), ("test", data.x_test, data.y_test)):
