@@ -45,6 +45,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import scipy
 import torch
 import torch.distributed as dist
 from joblib import Parallel, cpu_count, delayed
@@ -118,24 +119,22 @@ class Config:
 
     def check(self) -> None:
         """Raises UsageError where flags contradict one another."""
-        if self.clients_per_round > self.clients:
-            raise UsageError(f"--clients-per-round {self.clients_per_round}: more than --clients {self.clients}")
-        if -1 < self.mu < 0:
-            raise UsageError(f"--mu {self.mu}: wanted a number >= 0, or -1 for the base's own default")
-        if 0 < self.parts < self.clients:
-            raise UsageError(f"--parts {self.parts}: fewer than --clients {self.clients}")
-        if self.tune and self.hold_out:
-            raise UsageError("--tune: holds samples out by itself; leave --hold-out at 0")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UsageError("--device cuda: torch finds no GPU here")
-        if self.track == "tensorboard" and not importlib.util.find_spec("tensorboard"):
-            raise UsageError("--track tensorboard: there is no tensorboard here; pip install tensorboard")
-        if self.until_halfwidth and self.most_trials < self.trials:
-            raise UsageError(f"--most-trials {self.most_trials}: fewer than --trials {self.trials}")
-        if self.profile and (self.jobs > 1 or self.stack_trials):
-            raise UsageError("--profile: sees this process and thread alone; leave out --jobs and --stack-trials")
-        if (self.jobs > 1 or self.stack_trials) and place()[1] > 1:
-            raise UsageError("--jobs, --stack-trials: under torchrun the ranks share each run, one after another")
+        m, M, n, most = self.clients_per_round, self.clients, self.trials, self.most_trials
+        tracked, apart = self.track == "tensorboard", self.jobs > 1 or self.stack_trials
+        wrong = {
+            f"--clients-per-round {m}: more than --clients {M}": m > M,
+            f"--mu {self.mu}: wanted a number >= 0, or -1 for the base's own default": -1 < self.mu < 0,
+            f"--parts {self.parts}: fewer than --clients {M}": 0 < self.parts < M,
+            "--tune: holds samples out by itself; leave --hold-out at 0": self.tune and self.hold_out,
+            "--device cuda: torch finds no GPU here": self.device == "cuda" and not torch.cuda.is_available(),
+            "--track tensorboard: pip install tensorboard first": tracked and not importlib.util.find_spec("tensorboard"),
+            f"--most-trials {most}: fewer than --trials {n}": self.until_halfwidth and most < n,
+            "--profile: sees this process and thread alone; leave out --jobs and --stack-trials": self.profile and apart,
+            "--jobs, --stack-trials: under torchrun the ranks share each run, one after another": apart and place()[1] > 1,
+        }
+        for said, so in wrong.items():
+            if so:
+                raise UsageError(said)
 
     def federation(self, data: common.Data, streams: common.Streams) -> common.Federation:
         """Who holds which samples: what is checked and drawn before training."""
@@ -213,8 +212,10 @@ def add_flag(group, f: dataclasses.Field, meta: dict) -> None:
 def convert(meta: dict, text: str):
     """The value of one word of the command line. Raises ArgumentTypeError that says what is wanted."""
     kind, limits, choices = meta["kind"], meta["limits"], meta["choices"] or (("on", "off") if meta["kind"] is bool else ())
-    if "\0" in text or choices and text not in choices:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}" if choices else f"{text!r} holds a NUL")
+    if choices and text not in choices:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
+    if {*text} & {*"\0\r\n"}:
+        raise argparse.ArgumentTypeError(f"{text!r} holds a NUL or the end of a line")
     try:
         value = text == "on" if kind is bool else kind(text)
         endless = kind is float and not math.isfinite(value) and limits.get("<=") != value
@@ -254,10 +255,8 @@ def users(what: str, hint: str = ""):
     """Whatever a user's own code raises in here is a UsageError about `what`, in one line."""
     try:
         yield
-    except (UsageError, NonFiniteError):
-        raise
     except (Exception, SystemExit) as error:
-        if getattr(error, "code", 0) == 143:  # SIGTERM
+        if isinstance(error, (UsageError, NonFiniteError)) or getattr(error, "code", 0) == 143:  # SIGTERM
             raise
         raise UsageError(f"{what}: {type(error).__name__}: {first_line(error)} {hint}".rstrip()) from error
 
@@ -412,9 +411,7 @@ class Run:
         if not on_first_rank(path.exists):
             tensor = make()  # a task of all ranks
             on_first_rank(lambda: write(path, {"fingerprint": seen, "content": tensor}))
-        if not isinstance(tensor := self.read(path, seen), Tensor):
-            raise UsageError(f"{path}: holds no tensor, left as it is; remove it to make it anew")
-        return tensor
+        return self.read(path, seen)
 
     def choose(self):
         """The config to train with. The choice of --tune is made once and kept; an arm that does not read the flag has none.
@@ -451,17 +448,16 @@ class Run:
             restore(state, saved["state"], self.path)
             self.rows = saved["rows"]
         hidden, saved_at, cost, R = self.config.jobs > 1 or place()[0] > 0, -math.inf, 0.0, self.config.rounds
-        with tqdm(total=R, initial=len(self.rows), desc=f"{self}", disable=hidden, leave=False, unit="round") as bar:
-            for t in range(len(self.rows), R):
-                self.begun = time.perf_counter()
-                yield t
-                self.unsaved, ended = state, time.perf_counter()
-                if t + 1 == R or ended - saved_at > 20 * cost:
-                    self.save()
-                    saved_at = time.perf_counter()
-                    cost = saved_at - ended
-                bar.set_postfix_str(self.accuracy(), refresh=False)
-                bar.update()
+        how = {"initial": len(self.rows), "total": R, "disable": hidden, "leave": False, "unit": "round"}
+        for t in (bar := tqdm(range(len(self.rows), R), f"{self}", **how)):
+            self.begun = time.perf_counter()
+            yield t
+            self.unsaved, ended = state, time.perf_counter()
+            if t + 1 == R or ended - saved_at > 20 * cost:
+                self.save()
+                saved_at = time.perf_counter()
+                cost = saved_at - ended
+            bar.set_postfix_str(self.accuracy(), refresh=False)
 
     @functools.cached_property
     def tensorboard(self):
@@ -648,15 +644,9 @@ def trainer_calls(run: Run):
             sys.exit()  # this thread
         return update
 
-    def work():
-        common.TRAINER.set(trainer)
-        try:
-            train(run)
-        finally:
-            calls.put(None)
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(work)
+    with concurrent.futures.ThreadPoolExecutor(1, initializer=common.TRAINER.set, initargs=(trainer,)) as pool:
+        ended = pool.submit(train, run)
+        ended.add_done_callback(lambda _: calls.put(None))
         try:
             while call := calls.get():
                 updates.put((yield call))
@@ -667,13 +657,14 @@ def trainer_calls(run: Run):
 
 def train_all(runs: list[Run]) -> None:
     """Trains every run, in --jobs processes, those that read another one's result after the rest."""
-    jobs, after, by_path = runs[0].config.jobs, runs[0].study.after, {run.path: run for run in runs}
+    after, by_path = runs[0].study.after, {run.path: run for run in runs}
     for late in (False, True):
         stacks = {}
         for run in runs:
             if bool(after(run.config)) == late:
                 stacks.setdefault((run.setting, run.method, run.config.stack_trials or run.path), []).append(run)
-        if jobs == 1 or len(stacks) < 2:
+        jobs = min(runs[0].config.jobs, len(stacks))  # joblib starts as many as it is told, half a gigabyte each
+        if jobs < 2:
             for stack in stacks.values():
                 train_stack(stack)
             continue
@@ -709,9 +700,6 @@ class Forgiving(io.TextIOBase):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
         return len(text)
 
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
 
 # ------------------------------------------------------------------------------------------------ the folder of a run
 
@@ -722,10 +710,9 @@ def locked(folder: Path):
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(ImportError):  # Windows has none
-            import fcntl
+        import fcntl  # not on Windows, which opens no folder either
 
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
         raise UsageError(f"--out {folder}: another run is at work there") from None
@@ -739,23 +726,22 @@ def claim(folder: Path, configs: list, automatic: int, method: tuple) -> int:
     A resumed run goes on with the old number of threads, since with another one sums have other last bits. Its sweeps may be
     wider or narrower, and its methods others; a flag that has none of its old values is another run's.
     """
-    config, path, threads = configs[0], folder / "config.json", configs[0].threads or automatic
+    config, path = configs[0], folder / "config.json"
     values = {name: list(dict.fromkeys(getattr(c, name) for c in configs)) for name in config.__dataclass_fields__}
-    flags = {name: v if len(v) > 1 else v[0] for name, v in values.items()}
+    flags = {name: v if len(v) > 1 else v[0] for name, v in values.items()} | {"threads": config.threads or automatic}
     if config.resume and path.exists():
         try:
             saved = json.loads(path.read_text())
             before = range(1, 1025).index(saved["threads"]) + 1
         except (OSError, ValueError, TypeError, LookupError, RecursionError):
             raise UsageError(f"{path}: damaged; cannot resume from it") from None
+        flags["threads"] = config.threads or before
         for name, value in json.loads(json.dumps(flags)).items():
             old, new = ([*map(shown, v if isinstance(v, list) else [v])] for v in (saved.get(name, value), value))
-            if name not in (*SINGLE, *method) and not {*old} & {*new}:
+            if (name == "threads" or name not in (*SINGLE, *method)) and not {*old} & {*new}:
                 raise UsageError(f"{path}: of another run, left as it is ({name} {' '.join(old)}, not {' '.join(new)})")
-        if not config.threads and before != automatic:
-            threads = before
-            say(f"--resume: --threads stays {threads}; another number would change the last bits")
-    flags["threads"] = threads
+        if before not in (config.threads, automatic):
+            say(f"--resume: --threads stays {before}; another number would change the last bits")
     for file in leftovers(folder, resume=False):
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, "is a folder", str(file))
@@ -764,14 +750,14 @@ def claim(folder: Path, configs: list, automatic: int, method: tuple) -> int:
     for file in leftovers(folder, config.resume):
         file.unlink(missing_ok=True)
     write(path, as_json(flags))
-    return threads
+    return flags["threads"]
 
 
 def leftovers(folder: Path, resume: bool) -> list[Path]:
     """What this project wrote into the folder; with `resume` only what was half written."""
     half = ("checkpoints/*.tmp", "*.json.*.tmp", "*.csv.*.tmp")
-    whole = ("config.json", "summary.json", "metrics.csv", "accuracy.png", "megabytes.png", "partition.csv", "partition.png")
-    whole += ("own_accuracy.png", "checkpoints/*-trial*.pt", "tensorboard/*-trial*/events*")
+    whole = ("config.json", "summary.json", "metrics.csv", "accuracy.png", "own_accuracy.png", "megabytes.png", "report.png")
+    whole += ("partition.csv", "partition.png", "checkpoints/*-trial*.pt", "tensorboard/*-trial*/events*")
     found = [path for pattern in half + whole * (not resume) for path in folder.glob(pattern)]
     return found + [folder / name for name in figures(folder) if not resume]
 
@@ -809,7 +795,8 @@ def main(config_class, presets, doc, federate, method, argv=None, **hooks):
         return importlib.import_module(Path(script).stem).main(argv)
     if Path(script).stem != module:  # called by a test or a notebook
         script = sys.modules[module].__file__
-    study, runs, os.environ["MPLBACKEND"] = Study(federate, tuple(method), module, **hooks), [], "agg"
+    study, runs, wanted = Study(federate, tuple(method), module, **hooks), [], {}
+    os.environ["MPLBACKEND"] = "agg"
     with contextlib.ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM):
             stack.callback(signal.signal, number, signal.getsignal(number))
@@ -819,14 +806,14 @@ def main(config_class, presets, doc, federate, method, argv=None, **hooks):
         try:
             configs, study.swept = parse(config_class, presets, doc, argv)
             with ranks():
-                folder = conduct(study, configs, runs, stack, typed(script, argv))
+                folder = conduct(study, configs, runs, wanted, stack, typed(script, argv))
             if place()[0] == 0:
                 print(f"results: {folder}")
         except (UsageError, NonFiniteError, RankError, OSError, KeyboardInterrupt, SystemExit) as error:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)  # while what was reached is put down
-            again = typed(script, [*argv, *["--resume"] * ("--resume" not in argv)])
-            status, line = ended(error, runs, again)
+            again = typed(script, [*argv, *["--resume"] * (argv[-1:] != ["--resume"])])
+            status, line = ended(error, runs, wanted, again)
             if line and (place()[0] == 0 or status == 4):
                 print(f"{Path(script).name}: {line}", file=sys.stderr)
             if status == 2 and place()[0] > 0:  # torchrun ends all ranks with the first: let that be rank 0, which says why
@@ -839,9 +826,9 @@ def main(config_class, presets, doc, federate, method, argv=None, **hooks):
             sys.exit(5)
 
 
-def conduct(study: Study, configs: list, runs: list[Run], stack: contextlib.ExitStack, command: str) -> Path:
+def conduct(study: Study, configs: list, runs: list[Run], wanted: dict, stack: contextlib.ExitStack, command: str) -> Path:
     """Trains every run, reports, returns the folder. Flags, data, net, partition are checked before anything there changes."""
-    first, begun, wanted = configs[0], time.perf_counter(), {}
+    first, begun = configs[0], time.perf_counter()
     folder = Path(first.out or f"runs/{study.script}")
     automatic = max(1, cpu_count() // (first.jobs * place()[2]))  # of the cores that this process may use
     torch.set_num_threads(first.threads or automatic)
@@ -906,16 +893,17 @@ def draw_partition(samples: pd.DataFrame, folder: Path) -> None:
     draw(samples[samples.client < 500], folder / "partition.png", **dots)
 
 
-def ended(error: BaseException, runs: list[Run], again: str) -> tuple[int, str]:
+def ended(error: BaseException, runs: list[Run], wanted: dict, again: str) -> tuple[int, str]:
     """(exit status, line) of what ended a command. metrics.csv then holds the rounds that are kept."""
     said = f"{error.filename or 'a file'}: {error.strerror}" if isinstance(error, OSError) else str(error)
-    if isinstance(error, UsageError):
-        return 2, f"error: {said}"
-    if isinstance(error, OSError) and not runs and error.errno not in FULL:  # before anything is trained
-        return 2, f"error: --out {said}"
+    unwritable = isinstance(error, OSError) and not runs and error.errno not in FULL  # before anything is trained
+    if isinstance(error, UsageError) or unwritable:
+        return 2, f"error: {'--out ' * unwritable}{said}"
     rows = []
     with contextlib.suppress(UsageError, OSError):
-        rows = [row | {"setting": run.setting} for run in runs if run.path.exists() for row in run.load()["rows"]]
+        for run in runs:
+            run.rows = run.load()["rows"] if run.path.exists() else []
+        rows = rows_of(wanted)
         if rows and place()[0] == 0:
             metrics(rows, runs[0].folder)
     kept = f"{len(rows)} rounds are kept in {runs[0].folder}" if runs else "nothing was trained"
@@ -939,22 +927,20 @@ def rows_of(wanted: dict[str, dict[str, dict[int, Run]]]) -> list[dict]:
 
 def metrics(rows: list[dict], folder: Path) -> pd.DataFrame:
     """Writes metrics.csv; the same as a data frame."""
-    columns = ["setting", "method", "trial", "round", "clients", "dropped", "uploads", "seconds", "samples", "received_mb"]
-    columns = dict.fromkeys([*columns, "sent_mb", "accuracy", "loss", *(name for row in rows for name in row)])
-    present = [name for name in columns if any(name in row for row in rows)]
-    text = pd.DataFrame(rows, columns=present, dtype=object).to_csv(index=False, lineterminator="\n")
-    write(folder / "metrics.csv", text)
-    return pd.DataFrame(rows, columns=present)
+    first = ["setting", "method", "trial", "round", "clients", "dropped", "uploads", "seconds", "samples", "received_mb"]
+    df = pd.DataFrame(rows, dtype=object)
+    df = df.filter([*dict.fromkeys([*first, "sent_mb", "accuracy", "loss", *df])])
+    write(folder / "metrics.csv", df.to_csv(index=False, lineterminator="\n"))
+    return df.infer_objects()
 
 
 def per_trial(df: pd.DataFrame) -> pd.DataFrame:
     """Final, mean-of-last-ten-rounds and best accuracy, uploads and seconds by (setting, method, trial)."""
     keys = ["setting", "method", "trial"]
-    late = df[df["round"] > df.groupby(keys)["round"].transform("max") - 10]
-    runs = df.groupby(keys, sort=False)
-    columns = {"final": runs.accuracy.last(), "last10": late.groupby(keys, sort=False).accuracy.mean()}
-    columns |= {"best": runs.accuracy.max(), "uploads": runs.uploads.last(), "seconds": runs.seconds.last()}
-    return pd.DataFrame(columns | ({"tuned": runs.tuned.last()} if "tuned" in df else {}))
+    late = df.accuracy.where(df["round"] > df.groupby(keys)["round"].transform("max") - 10)
+    columns = {"final": ("accuracy", "last"), "last10": ("late", "mean"), "best": ("accuracy", "max")}
+    columns |= {name: (name, "last") for name in ("uploads", "seconds", *["tuned"] * ("tuned" in df))}
+    return df.assign(late=late).groupby(keys, sort=False).agg(**columns)
 
 
 def spread(x: pd.Series) -> str:
@@ -964,11 +950,10 @@ def spread(x: pd.Series) -> str:
 
 def interval(d) -> tuple[float, float, float, float]:
     """Mean of d over trials, its two-sided 95 % Student interval, and p of a mean of 0 (the last three nan for one trial)."""
-    from scipy.stats import t
-
     d = pd.Series(d).dropna()
-    half = t.ppf(0.975, len(d) - 1) * d.sem()
-    p = float(d.mean() == 0) if half == 0 else 2 * t.sf(abs(d.mean()) / d.sem(), len(d) - 1)
+    student = scipy.stats.t(len(d) - 1)  # scipy imports its stats here, which takes a second
+    half = student.ppf(0.975) * d.sem()
+    p = float(d.mean() == 0) if half == 0 else 2 * student.sf(abs(d.mean()) / d.sem())
     return float(d.mean()), float(d.mean() - half), float(d.mean() + half), float(p)
 
 
@@ -1005,14 +990,13 @@ def too_wide(rows: list[dict], config: Config) -> bool:
 
     Stopped where it is narrow, a 95 % interval covers less: of normal differences 90 % from 3 trials on, 94 % from 10.
     """
-    from scipy.stats import t
-
     table, n, goal = differences(per_trial(pd.DataFrame(rows))), len({row["trial"] for row in rows}), config.until_halfwidth
     first = table[table["first"] & (table.measure == "last10")].drop_duplicates("setting")
     half, sd = (first["high"] - first["mean"]).max(), first["sd"].max()
-    needed = next((k for k in range(2, 10_000) if t.ppf(0.975, k - 1) * sd / math.sqrt(k) <= goal), "10,000 or more")
+    k = np.arange(2, 10_000)
+    enough = [*k[scipy.stats.t.ppf(0.975, k - 1) * sd / np.sqrt(k) <= goal], "10,000 or more"]
     if n > 1:
-        say(f"{n} trials: the first difference is known to +- {half:.2f}; to +- {goal} it takes about {needed}")
+        say(f"{n} trials: the first difference is known to +- {half:.2f}; to +- {goal} it takes about {enough[0]}")
     return len(first) > 0 and not half <= goal and n < config.most_trials
 
 
@@ -1025,7 +1009,8 @@ def show_table(each: pd.DataFrame, title: str) -> pd.DataFrame:
         cells |= {"uploads": methods.uploads.mean().round().astype(int), "seconds": methods.seconds.mean().round(1)}
         if "tuned" in own:
             cells["tuned"] = methods.tuned.agg(lambda x: " ".join(f"{v:g}" for v in sorted({*x.dropna()})))
-        print(f"\n{setting}{': ' * bool(setting)}{title}, accuracy in %", pd.DataFrame(cells).rename_axis(None), sep="\n")
+        print(f"\n{setting}{': ' * bool(setting)}{title}, accuracy in %")
+        print(pd.DataFrame(cells).rename_axis(None).to_string())  # all columns, however narrow the terminal is
         for b, pair in table[(table.setting == setting) & table["first"]].groupby("b", sort=False):
             rows = pair[["measure", "mean", "low", "high", "holm"]].itertuples(index=False)
             said = ", ".join(f"{n} {mean:+.2f} [{low:+.2f}, {high:+.2f}] p {p:.2g}" for n, mean, low, high, p in rows)
@@ -1103,22 +1088,23 @@ def report_folders(argv: list[str] | None = None) -> None:
     parser = Parser("experiment.py", description=report_folders.__doc__.splitlines()[0])
     parser.add_argument("report", choices=("report",))
     parser.add_argument("folders", metavar="DIR", nargs="+", type=Path)
-    folders, tables = list(dict.fromkeys(parser.parse_args(argv).folders)), []
+    tables = dict.fromkeys(parser.parse_args(argv).folders)
+    how = {"dtype": {"setting": str, "method": str}, "keep_default_na": False, "na_values": ""}  # a method may be called None
     try:
-        for folder in folders:
-            tables.append(pd.read_csv(folder / "metrics.csv", dtype={"setting": str, "method": str}).fillna({"setting": ""}))
-            per_trial(tables[-1])
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        for folder in tables:
+            tables[folder] = pd.read_csv(folder / "metrics.csv", **how).fillna({"setting": ""})
+            per_trial(tables[folder])
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         parser.error(f"{folder}: no metrics.csv of a run ({first_line(error)})")
-    if pd.concat(tables).duplicated(["setting", "method", "trial", "round"]).any():
-        tables = [df.assign(method=df.method + f" ({folder})") for df, folder in zip(tables, folders, strict=True)]
-    df = pd.concat(tables)
+    df, path = pd.concat(tables, names=["folder"]).reset_index("folder"), next(iter(tables)) / "report.png"
+    if df.duplicated(["setting", "method", "trial", "round"]).any():
+        df["method"] += " (" + df.folder.astype(str) + ")"
     show_table(per_trial(df), f"{df.trial.nunique()} trials, {df['round'].max()} rounds")
     try:
-        curves(df, folders[0] / "report.png", "accuracy")
+        curves(df, path, "accuracy")
     except OSError as error:
-        parser.error(f"{folders[0] / 'report.png'}: {first_line(error)}")
-    print(f"curves: {folders[0] / 'report.png'}")
+        parser.error(f"{path}: {first_line(error)}")
+    print(f"curves: {path}")
 
 
 if __name__ == "__main__":

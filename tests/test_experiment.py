@@ -204,6 +204,8 @@ def test_limits_say_what_is_wanted(work, capsys):
     assert "'0' is not an integer >= 1 and <= 1000000" in refused(capsys, "--rounds", "0")
     assert "'x' is not one of a, b, late" in refused(capsys, "--arm", "x")
     assert "holds a NUL" in refused(capsys, "--out", "a\0b")
+    for name in ("--dataset", "--model", "--tune", "--out"):
+        assert "'a\\nb' holds" in refused(capsys, name, "a\nb")
     configs, _ = experiment.parse(Config, PRESETS, "A test.", ["--pull", "inf", "--momentum", "0"])
     assert configs[0].pull == float("inf")
 
@@ -613,6 +615,16 @@ def test_an_interrupted_wider_sweep_has_one_name_for_a_setting(work, capsys):
     assert stop.value.code == 3 and {row["setting"] for row in table("r")} == {"alpha=0.5"} and len(table("r")) > 4
 
 
+def test_an_interrupted_table_shows_a_run_wherever_it_is_wanted(work, monkeypatch):
+    flags = ["--out=r", "--pull", "0.1", "0.9", "--trials=1"]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(experiment, "conclude", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        start(*flags)
+    stopped = table("r")
+    start(*flags, "--resume")
+    assert stopped == table("r") and {row["setting"] for row in stopped if row["method"] == "b"} == {"pull=0.1", "pull=0.9"}
+
+
 def test_flags_that_do_not_go_together(work, capsys):
     before = files(work)
     assert "leave out --jobs" in refused(capsys, "--profile", "--jobs=2") == refused(capsys, "--profile", "--stack-trials")
@@ -628,6 +640,8 @@ def test_resume_keeps_the_old_number_of_threads(work, capsys, monkeypatch):
     capsys.readouterr()
     main([*SMALL[::2], "--out=r", "--trials=1", "--jobs=2", "--resume"])
     assert "--threads stays 2" in capsys.readouterr().err and json.loads(Path("r/config.json").read_text())["threads"] == 2
+    assert "threads 2, not 1" in refused(capsys, "--out=r", "--trials=1", "--resume")
+    main([*SMALL[::2], "--out=r", "--trials=1", "--resume"])  # what was refused has left the folder's number alone
     torch.set_num_threads(1)
 
 
@@ -765,6 +779,7 @@ def test_a_full_disk_is_one_line_that_says_what_is_safe_and_resume_is_exact(work
         patch.setattr(os, "fsync", full)
         line = refused(capsys, "--out=r", status=5)
         assert "writable: No space left on device; nothing was trained" in refused(capsys, "--out=new", status=5)
+        assert refused(capsys, "--out=new", "--resume", "off", status=5).endswith("--resume off --resume")
         patch.setattr(Path, "mkdir", full)
         assert "No space left on device; nothing was trained" in refused(capsys, "--out=newer", status=5)
     assert "No space left on device" in line and "rounds are kept in r" in line and line.endswith("--out=r --resume")
@@ -901,6 +916,35 @@ def test_report_of_finished_folders(work, capsys):
         with pytest.raises(SystemExit) as stop:
             experiment.report_folders(["report", "one", bad])
         assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+    path, columns = Path("one/metrics.csv"), "setting,method,trial,round,accuracy,uploads,seconds\n"
+    path.write_text(f"{columns},None,0,1,3,1,1\n,nan,0,1,2,1,1\n")  # words that pandas would take for nothing
+    experiment.report_folders(["report", "one"])
+    assert "None - nan: final +1.00" in capsys.readouterr().out
+    for row in (",a,0,one,3,1,1", ",a,0,1,x,1,1"):  # a table of another program
+        path.write_text(f"{columns}{row}\n")
+        with pytest.raises(SystemExit) as stop:
+            experiment.report_folders(["report", "one"])
+        assert stop.value.code == 2 and "one: no metrics.csv of a run" in capsys.readouterr().err
+
+
+def test_tables_hide_no_column_of_a_long_name(capsys):
+    long = "client-power-of-choice+data-anti"
+    experiment.show_table(experiment.per_trial(trials_of([50.0, 60.0], [50.0, 60.0], methods=(long, "b"))), "2 trials")
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in (long, "final", "last10", "uploads", "seconds")) and "..." not in printed
+
+
+def test_no_more_processes_than_there_are_runs(work, monkeypatch):
+    asked = []
+
+    def parallel(jobs, **_):
+        asked.append(jobs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "Parallel", parallel)
+    with pytest.raises(SystemExit):
+        start("--out=r", "--trials=1", "--jobs=64")
+    assert asked == [2]
 
 
 def test_tracking(work, capsys, monkeypatch):
