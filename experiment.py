@@ -367,7 +367,7 @@ class Run:
         values = dataclasses.asdict(self.config) | (self.tuned if flags else {})
         names = flags or [n for n in values if n not in (*FREE, *self.study.idle(self.config))]
         seen = {name: values.get(name) for name in (*names, "threads", "chunk")} | {"device": self.device, "trial": self.trial}
-        seen |= {"script": self.study.script, "torch": str(torch.__version__), "ranks": place()[1]}
+        seen |= {"script": self.study.script, "torch": str(torch.__version__), "numpy": np.__version__, "ranks": place()[1]}
         seen["data"] = self.data().checksum
         return seen | ({} if flags else {"method": self.method})
 
@@ -379,8 +379,8 @@ class Run:
             saved = torch.load(path, weights_only=True, map_location=self.device)
             theirs, content = dict(saved["fingerprint"]), saved["content"]
             differ = [n for n in theirs | fingerprint if str(theirs.get(n)) != str(fingerprint.get(n))]
-        except FileNotFoundError:
-            raise UsageError(f"no checkpoint at {path}") from None
+        except (FileNotFoundError, PermissionError) as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
         except Exception as error:  # torch, zip and pickle each have their own word for a damaged file
             raise UsageError(f"{path}: damaged, left as it is ({first_line(error)}); remove it to begin it anew") from None
         if differ:
@@ -463,7 +463,8 @@ class Run:
     def tensorboard(self):
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(str(self.folder / "tensorboard" / self.path.stem))
+        path = self.folder / "tensorboard" / self.path.stem
+        return SummaryWriter(str(path), purge_step=len(self.rows))  # rounds after the last checkpoint are trained again
 
     def accuracy(self) -> str:
         """The last tested accuracy, for a progress bar; nothing before the first test."""

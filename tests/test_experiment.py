@@ -947,13 +947,25 @@ def test_no_more_processes_than_there_are_runs(work, monkeypatch):
     assert asked == [2]
 
 
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(work, capsys, monkeypatch):
+    start("--out=r", "--trials=1")
+
+    def closed(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(experiment, "zipfile", types.SimpleNamespace(ZipFile=closed))
+    line = refused(capsys, "--out=r", "--trials=1", "--resume")
+    assert line.endswith(".pt: Permission denied")
+
+
 def test_tracking(work, capsys, monkeypatch):
     if not importlib.util.find_spec("tensorboard"):
         assert "pip install tensorboard" in refused(capsys, "--track=tensorboard")
     seen = []
 
     class Writer:
-        def __init__(self, folder):
+        def __init__(self, folder, purge_step):
+            assert purge_step == 1
             self.folder = Path(folder)
 
         def add_scalar(self, name, value, t):
