@@ -234,7 +234,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     fl, M, order = config.federation(data, run.streams), config.clients, config.client_order
     expert_loss, table = deal(config, fl, run)
     balance = [float(torch.special.entr(torch.bincount(data.y_train[own]).double() / len(own)).sum()) for own in fl.shards]
-    ranks, sorts = order in (*SIGN, "power-of-choice"), config.data_order in SIGN
+    ranks, sorts = order in (*SIGN, "power-of-choice"), config.data_order in SIGN  # are clients, are samples ordered by loss?
 
     state = fl.start() | {"difficulty": table, "queue": [], "pool": M, "updates": 0}
     state |= {"trained": [0] * M, "estimate": [np.inf] * M}  # how often each client was, and the entropy of its labels
@@ -274,7 +274,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
             state["trained"][m] += 1
         fl.aggregate(state, kept, update)  # theta_g^{t+1}
         scoring, last = {name: state[name] for name in ("scoring_downloads", "scoring_scalars")}, [{}, *run.rows][-1]
-        received, sent = (scoring[name] - last.get(name, 0) for name in scoring)
+        received, sent = (scoring[name] - last.get(name, 0) for name in scoring)  # of this round alone
         columns = scoring | fl.cost(clients, update, received=received * fl.model.size, sent=sent)
         columns |= {"pool": state["pool"], "expert_loss": table[1, clients, 0].mean(), "train_loss": update.loss.mean()}
         columns["downloads"] = state["updates"] * (fl.base.vectors > 0) + scoring["scoring_downloads"]

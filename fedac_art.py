@@ -32,7 +32,7 @@ from common import UsageError
 from experiment import flag
 
 ARMS = ("fedac", "base", "random-groups", "random-classes")
-RHO = {"pixels": 0.35, "pooled": 0.4, "encoder": 0.7}  # gives clusters of 8 to 20 samples on average
+RHO = {"pixels": 0.35, "pooled": 0.4, "encoder": 0.7}  # vigilance: gives clusters of 8 to 20 samples on average
 WEIGHTS = ("w_small", "w_large", "reduction", "swap", "ramp")  # flags that the base alone does not read
 ONE = 255  # what stands for 1 in the clustering: features are uint8, so that Fuzzy ART is exact in integers
 
@@ -58,7 +58,7 @@ class Config(experiment.Config):
     art_beta: float = flag(1.0, "learning rate of Fuzzy ART (1: fast learning)", low=0, high=1)
     quantile: float = flag(0.5, "T is this sample-weighted quantile of the cluster size (0: no small clusters)", low=0, high=1)
     scope: str = flag("client", "one threshold T for the client, or one for each of its classes", choices=("client", "class"))
-    w_small: float = flag(0.5, "loss weight of small clusters, alpha of Eq. 8 (as --w-large: no curriculum)", low=0)
+    w_small: float = flag(0.5, "loss weight of small clusters, alpha of Eq. 8 (equal to --w-large: no curriculum)", low=0)
     w_large: float = flag(1.0, "loss weight of large clusters, beta of Eq. 8", low=0)
     reduction: str = flag("sample", "L1 of Eq. 8 is the sum over P1 / B, or the mean over P1", choices=("sample", "group"))
     swap: bool = flag(False, "Eqs. 6 and 7 read literally: --w-small goes to the large clusters")
@@ -80,7 +80,7 @@ class Config(experiment.Config):
             raise UsageError("--base solo: wants all --clients in each round, and --rounds no more than --solo-epochs")
 
     def federation(self, data: common.Data, streams: common.Streams) -> common.Federation:
-        if data.mean is None:
+        if data.mean is None:  # asked of every arm before the first one trains
             raise UsageError(f"--dataset {self.dataset}: this curriculum clusters images, not text")
         return common.Federation(self, data, streams, projection=self.projection)
 
@@ -97,12 +97,12 @@ def fuzzy_art(x: np.ndarray, rho: float, art_alpha: float, art_beta: float) -> t
     dtype, total = (np.uint8, np.uint32) if art_beta == 1 else (np.float64, np.float64)
     w, overlap = np.empty((2, 4, 2 * d), dtype)
     norm, cluster = np.empty(4), np.empty(n, dtype=np.int64)  # norm: |w_j|
-    J = 0  # clusters so far; w, overlap and norm have room for more
+    J = 0  # clusters so far; w, overlap and norm have room for more, at first 4
     for i in range(n):
         I_x = np.concatenate([x[i], ONE - x[i]])  # complement coding: every sample has the same |I| = d
-        meet = np.minimum(I_x, w[:J], out=overlap[:J]).sum(1, dtype=total)  # |I ^ w_j|
-        choice = np.where(meet / (ONE * d) >= rho, meet / (ONE * art_alpha + norm[:J]), -1.0)  # Eqs. 1 and 2
-        j = int(choice.argmax()) if J and choice.max() >= 0 else J  # ties go to the oldest
+        meet = np.minimum(I_x, w[:J], out=overlap[:J]).sum(1, dtype=total)  # |I ^ w_j|, ^ the minimum
+        choice = np.where(meet / (ONE * d) >= rho, meet / (ONE * art_alpha + norm[:J]), -1.0)  # Eqs. 1, 2
+        j = int(choice.argmax()) if J and choice.max() >= 0 else J  # the largest choice that matches; the oldest of equals
         if j == len(w):
             w, overlap, norm = (np.concatenate([room, room]) for room in (w, overlap, norm))
         if j == J:  # nothing matches
@@ -158,7 +158,7 @@ def features(config: Config, fl: common.Federation, data: common.Data) -> np.nda
 def warm_up(config: Config, fl: common.Federation, data: common.Data) -> tuple[common.Model, Tensor]:
     """The encoder and its theta (P,): rounds of FedAvg with every client, from the initial weights, whatever --base is."""
     warm, E, B = common.Federation(config, data, fl.streams, base=common.FedAvg), config.epochs, config.batch_size
-    warm.data, state = fl.data, warm.start()
+    warm.data, state = fl.data, warm.start()  # with the labels of --flip, as the clients have them
     for t in range(config.warmup):
         batches = [common.epochs_of_batches(own, E, B, fl.streams("warm-up", t, k)) for k, own in enumerate(warm.shards)]
         warm.aggregate(state, *warm.train(state, t, warm.everyone, batches))
@@ -168,7 +168,7 @@ def warm_up(config: Config, fl: common.Federation, data: common.Data) -> tuple[c
 @torch.no_grad()
 def hidden(model: common.Model, weights: Tensor, x: Tensor, index: np.ndarray) -> Tensor:
     """Hidden vectors (K, n, F) of the images x[index] in the nets of the stack `weights` (K, P)."""
-    if model.plain and len(weights) > 1:
+    if model.plain and len(weights) > 1:  # a net that takes one client at a time
         return torch.cat([hidden(model, theta[None], x, index) for theta in weights])
     net, K, parts = model.bind(weights), len(weights), torch.as_tensor(index, device=model.device).split(500)
     z = [net.features(common.inputs(common.gather(x, part.expand(K, -1)))) for part in parts]
@@ -214,13 +214,13 @@ def sample_weights(config: Config, t: int, batches: np.ndarray, shard: np.ndarra
     """
     moved = min(1.0, t / (config.ramp * config.rounds)) if config.ramp else 0.0
     alpha, beta = config.w_small + (config.w_large - config.w_small) * moved, config.w_large
-    P1 = P1 ^ config.swap
+    P1 = ~P1 if config.swap else P1
     weight = np.where(P1, alpha, beta)
     if not weight[shard].any():
         return np.ones(batches.shape)
     if config.reduction == "sample":
         return weight[batches] / weight[shard].mean()
-    real, small = batches >= 0, P1[batches]
+    real, small = batches >= 0, P1[batches]  # -1 fills up a batch
     members = np.where(small, (real & small).sum(1, keepdims=True), (real & ~small).sum(1, keepdims=True))
     return weight[batches] / (alpha + beta) * real.sum(1, keepdims=True) / np.maximum(members, 1)
 
@@ -234,7 +234,7 @@ def draws(kind: str, batches: np.ndarray, rng: np.random.Generator) -> dict[str,
 def augmented(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
     """A crop moved by `shift` (K, B, 2) pixels, flipped, turned by `angle` (K, B) to the nearest pixel.
 
-    x (K, B, H, W, C) normalised -> the same; `black` (C,) is what lies beyond the edges.
+    x (K, B, H, W, C) normalised -> the same; `black` (C,) is what lies beyond the edges. `extra` is drawn for full batches.
     """
     images, side = (x - black).flatten(0, 1).permute(0, 3, 1, 2), x.shape[2]
     draw = {name: extra[name][:, : x.shape[1]].flatten(0, 1).to(x.dtype) for name in ("shift", "flip", "angle")}
@@ -268,15 +268,15 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """FedAC(base), the base alone, or the base with random groups, as --arm says."""
     fl, streams = config.federation(data, run.streams), run.streams
     fl.data, flipped = flip_labels(fl.data, config.flip, streams("flips"))  # the partition is that of the clean labels
-    flags = (*experiment.DEALING, "epochs", "features", "warmup", "rho", "art_alpha", "art_beta", "flip")
-    typed = run.other(hold_out=config.hold_out)  # without what --tune chose for this arm: all arms have the same clusters
-    cluster = typed.cached("clusters", lambda: cluster_clients(typed.config, fl, data), *flags).cpu().numpy()  # Eq. 4
+    decisive = (*experiment.DEALING, "epochs", "features", "warmup", "rho", "art_alpha", "art_beta", "flip")
+    typed = run.other(hold_out=config.hold_out)  # the flags as typed, save what --tune holds out: all arms share clusters
+    cluster = typed.cached("clusters", lambda: cluster_clients(typed.config, fl, data), *decisive).cpu().numpy()  # Eq. 4
     y = fl.data.y_train.cpu().numpy()
     P1 = small_clusters(cluster[0], groups(fl.shards, y, config.scope), config.quantile)  # P1, P2 = S(C), Eq. 5
     if config.arm.startswith("random"):
         P1 = random_groups(P1, groups(fl.shards, y, "class" if config.arm == "random-classes" else config.scope), streams)
 
-    state = fl.start() | {"seen": {}}
+    state = fl.start() | {"seen": {}}  # what nets_seen keeps for tsne*.png
     for t in run.rounds(state):
         clients, E = fl.select(t, config.clients_per_round), local_epochs(config, t)
         batches = [common.epochs_of_batches(fl.shards[k], E, config.batch_size, streams("batches", t, k)) for k in clients]
@@ -285,7 +285,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
             options["weights"] = [sample_weights(config, t, b, fl.shards[k], P1) for k, b in zip(clients, batches, strict=True)]
         if config.augment != "none":
             drawn = [draws(config.augment, b, streams("augment", t, k)) for k, b in zip(clients, batches, strict=True)]
-            options["per_step"] = {name: [each[name] for each in drawn] for name in drawn[0]}
+            options["per_step"] = {name: [each[name] for each in drawn] for name in drawn[0]}  # `extra` below
             options["augment"] = functools.partial(augmented, black=(-data.mean / data.std).to(fl.model.dtype))
         kept, update = fl.train(state, t, clients, batches, **options)
         fl.aggregate(state, kept, update)
@@ -301,17 +301,17 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
 def clusters_seen(config: Config, fl: common.Federation, cluster, P1, flipped) -> dict[str, float]:
     """Of the first round: clusters, share of P1 under both scopes, (client, class) cells wholly in the arm's P1, agreement of
     two presentation orders and of independent groups of their sizes, shares of wrong labels in P1 and P2 (claim D4)."""
-    y, own, J = fl.data.y_train.cpu().numpy(), cluster[0] > 0, cluster[0].max()
+    y, dealt, J = fl.data.y_train.cpu().numpy(), cluster[0] > 0, cluster[0].max()
     shared, cells = groups(fl.shards, y, config.scope), groups(fl.shards, y, "class")
     by_client, by_class = (small_clusters(cluster[0], each, config.quantile) for each in (fl.shards, cells))
     first, second = (small_clusters(each, shared, config.quantile) for each in cluster)
     p, q = (np.array([P[one].mean() for one in shared]) for P in (first, second))
-    columns = {"clusters": J, "cluster_size": own.sum() / J}
-    columns |= {"small_by_client": by_client[own].mean(), "small_by_class": by_class[own].mean()}
-    columns |= {"whole_cells": np.mean([P1[cell].all() for cell in cells]), "agreement": (first == second)[own].mean()}
+    columns = {"clusters": J, "cluster_size": dealt.sum() / J}
+    columns |= {"small_by_client": by_client[dealt].mean(), "small_by_class": by_class[dealt].mean()}
+    columns |= {"whole_cells": np.mean([P1[cell].all() for cell in cells]), "agreement": (first == second)[dealt].mean()}
     columns["chance"] = np.average(p * q + (1 - p) * (1 - q), weights=[len(one) for one in shared])
-    noisy_small = flipped[own & first].mean() if first.any() else math.nan
-    columns |= {"noisy_small": noisy_small, "noisy_large": flipped[own & ~first].mean()}
+    noisy_small = flipped[dealt & first].mean() if first.any() else math.nan
+    columns |= {"noisy_small": noisy_small, "noisy_large": flipped[dealt & ~first].mean()}
     return {name: float(value) for name, value in columns.items()}
 
 
@@ -342,7 +342,7 @@ def nets_seen(fl: common.Federation, state: dict, update: common.Update, clients
 
 
 def report(df: pd.DataFrame, runs: list[experiment.Run], folder) -> None:
-    """measures.csv, printed as means over trials, and the figures of each setting's first trial, named by its last letters."""
+    """measures.csv, printed as means over trials; of each setting's first trial tsne*.png, * the setting's last 99 letters."""
     own = [*df.loc[:, "clusters":"noisy_large"], "spearman", "silhouette"]  # each has one value in a run
     table = df.groupby(["setting", "method", "trial"], sort=False)[own].last()
     table.to_csv(folder / "measures.csv")
@@ -376,7 +376,7 @@ def draw(kept: dict[str, dict], folder, ending: str) -> None:
 CIFAR10 = "--dataset cifar10 --model simplecnn --rounds 100 --epochs 10 --augment crop-flip"
 CIFAR100 = "--dataset cifar100 --model resnet18 --rounds 100 --epochs 10 --augment crop-flip-rotate"
 MOON, PAIR, ALPHAS = f"{CIFAR100} --base moon --mu 1", "--arm fedac base", "--alpha 0.3 0.5"
-PRESETS = {
+PRESETS = {  # of a flag given twice the last counts; --list-presets prints what follows #
     "table2": f"{CIFAR10} {PAIR} --projection --base solo fedavg fedprox moon {ALPHAS}  # the bases and FedAC, on one net",
     "table2-cifar100": f"{CIFAR100} {PAIR} --projection --base solo fedavg fedprox {ALPHAS}  # MOON apart",
     "table2-moon-cifar100": f"{MOON} {PAIR} {ALPHAS}  # with its own mu",
@@ -397,7 +397,7 @@ PRESETS = {
 def unread(config: Config) -> tuple[str, ...]:
     """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
     encoder, flags = config.features == "encoder", WEIGHTS if config.arm == "base" else ()
-    flags += ("solo_epochs",) if config.base != "solo" else () if encoder else ("epochs",)
+    flags += ("solo_epochs",) if config.base != "solo" else () if encoder else ("epochs",)  # the warm-up reads it
     return flags if encoder else (*flags, "warmup")
 
 

@@ -54,7 +54,7 @@ class Config(experiment.Config):
         "G",
         f"difficulty, one of {', '.join(SCORES)}: loss or errors of the global (G), own (L), both (LG) or an expert (E) model; "
         "or MODULE:FUNCTION of your own, (logits, labels, losses) -> keys, small = easy",
-        kind=lambda name: name if name in SCORES else experiment.named("--score", name, SCORES) and name,
+        kind=lambda name: (name in SCORES or experiment.named("--score", name, SCORES)) and name,  # refused if not found
     )
     lg_pred: str = flag("disagree", "LG_pred: do models disagree, or how many err", choices=("disagree", "errors"))
     pacing: str = flag("linear", "shape of g(t)", choices=PACINGS)
@@ -144,14 +144,14 @@ def admitted(config, order: str, keys: np.ndarray | None, steps: np.ndarray, T: 
         return np.full(len(steps), N)
     if not order.endswith("threshold"):
         return pacing(config.pacing, steps, T, N, config.pacing_a, config.pacing_b)
-    x = np.minimum(steps / (config.pacing_a * T), 1) if config.pacing_a else np.ones(len(steps))
+    x = np.minimum(steps / (config.pacing_a * T), 1) if config.pacing_a else np.ones(len(steps))  # how far lambda rose
     x, keys = (x, keys) if order == "threshold" else (1 - x, -keys)  # hard ones are sorted from the largest loss down
     first, last = keys[max(1, int(config.pacing_b * N + 1e-9)) - 1], keys[-1]
     return np.searchsorted(keys, np.where(x < 1 - 1e-9, first + x * (last - first), last), side="right")
 
 
 def paced_batches(ordered: np.ndarray, g: np.ndarray, batch_size: int, refresh: str, rng: np.random.Generator) -> np.ndarray:
-    """The index schedule (T, B) of one client: step t draws min(B, N) of the first g[t] samples.
+    """The index schedule (T, B) of one client: step t draws min(B, N) of the first g[t] samples; -1: none.
 
     refresh 'pass' draws without replacement until the prefix is used up, then goes on, in the same batch, with the prefix of
     that step; 'step' reads it at every step. It is sorted by index before it is shuffled: only who is admitted matters.
@@ -183,7 +183,7 @@ def schedule(config, shard, keys, y, streams: common.Streams, t: int, m: int) ->
     if config.order == "weighted":  # vanilla's batches, a sample weighted by the visits that the curriculum pays it
         batches, easy_first = paced("vanilla"), paced("curriculum")
         visits = np.bincount(easy_first[easy_first >= 0], minlength=shard.max() + 1)
-        return batches, visits[batches] * N / visits.sum()
+        return batches, visits[batches] * N / visits.sum()  # of mean 1 over the shard; unused where batches is -1
     batches = paced("curriculum" if config.order == "shuffled" else config.order)
     if config.order == "shuffled":  # the curriculum's batches, at other times
         batches = streams("shuffled", t, m).permutation(batches)
@@ -222,7 +222,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run, observer=No
     scored = observer is not None or config.order not in UNSCORED
     local = scored and config.score in LOCAL
     if scored and config.score == "E":
-        typed = run.other(hold_out=config.hold_out)  # without what --tune chose for this arm: all arms ask the same expert
+        typed = run.other(hold_out=config.hold_out)  # the flags as typed, save what --tune holds out: all arms ask one expert
         central = typed.config.federation(data, run.streams)
         expert = typed.cached("expert", lambda: central.train_centrally(config.expert_epochs), "expert_epochs")
         [(expert_loss, _)] = common.score(central.model, expert, data, [np.arange(len(y))], config.chunk)
@@ -235,7 +235,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run, observer=No
         made = [schedule(config, s, k, y[s], run.streams, t, m) for s, k, m in zip(own, keys, clients, strict=True)]
         batches, weights = zip(*made, strict=True)
         columns = observe(state, t, clients, keys, made)
-        columns |= {"fallback": float(np.mean([int(m) not in state["held"] for m in clients]))} if local else {}
+        columns |= {"fallback": float(np.mean([int(m) not in state["held"] for m in clients]))} if local else {}  # no own yet
 
         eta = config.lr * (1 + config.lr_alpha * np.arange(max(map(len, batches)))) ** -config.lr_power  # anew in every round
         options = {"lr": eta, "weights": weights} | (fedlc(config, fl, [y[s] for s in own]) if config.fedlc else {})
@@ -250,11 +250,11 @@ def federate(config: Config, data: common.Data, run: experiment.Run, observer=No
 def fedlc(config, fl: common.Federation, labels: list[np.ndarray]) -> dict:
     """FedLC (Zhang et al., 2022): cross-entropy of logits - tau n_c^(-1/4), n_c the number of its samples of class c. The
     paper's denominator leaves out the true class, which would let the loss fall without bound."""
-    n = np.stack([np.bincount(y, minlength=fl.data.classes) for y in labels]).clip(1e-8)  # (K, C)
+    n = np.stack([np.bincount(y, minlength=fl.data.classes) for y in labels]).clip(1e-8)  # (K, C), nowhere 0
     margin = torch.as_tensor(config.fedlc * n**-0.25, device=fl.model.device, dtype=fl.model.dtype)
 
     def loss(step):
-        step.logits = step.logits - step.extra["margin"][:, None]
+        step.logits = step.logits - step.extra["margin"][:, None]  # what per_client gave for these clients
         return common.cross_entropy(step)
 
     return {"loss": loss, "per_client": {"margin": margin}}
@@ -265,8 +265,8 @@ def fedlc(config, fl: common.Federation, labels: list[np.ndarray]) -> dict:
 
 def unread(config) -> list[str]:
     """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
-    key, falls = None if config.order in UNSCORED else config.score, config.lr_alpha > 0 < config.lr_power
-    read = {"score": key, "lg_pred": key == "LG_pred", "expert_epochs": key == "E", "lr_alpha": falls, "lr_power": falls}
+    score, falls = None if config.order in UNSCORED else config.score, config.lr_alpha > 0 and config.lr_power > 0
+    read = {"score": score, "lg_pred": score == "LG_pred", "expert_epochs": score == "E", "lr_alpha": falls, "lr_power": falls}
     read |= dict.fromkeys(("pacing", "pacing_a", "pacing_b", "pacing_scope"), config.order not in ("vanilla", "random-step"))
     read |= {"pacing": read["pacing"] and not config.order.endswith("threshold"), "refresh": config.order != "random-step"}
     return [name for name, effective in read.items() if not effective]
@@ -283,7 +283,7 @@ ALL, BETAS, BASES = f"{CIFAR10} vanilla", "--alpha 0.05 0.2 0.9", ("fedavg", "fe
 CIFAR100 = f"{ALL} --dataset cifar100 --model resnet9 --lr 0.01 --lr-power 0 --weight-decay 0 {BETAS}"
 PACED = "--pacing linear quadratic root step exponential --pacing-a 0.1 0.5 0.8"
 EXPOSURE = f"{ALL} {' '.join(EXTRA)} --rounds 40 --epochs 5 --lr 0.01 --lr-power 0 --trials 5"
-PRESETS = {
+PRESETS = {  # of a flag given twice the last counts; --list-presets prints what follows #
     **{f"table{i}": f"{ALL} {BETAS} --base {base}  # by heterogeneity, CIFAR-10" for i, base in enumerate(BASES, 1)},
     "fmnist": f"{ALL} {BETAS} --dataset fmnist --base {' '.join(BASES)}  # the four tables on Fashion-MNIST",
     "fig1": f"{ALL} --partition iid label-skew --score {' '.join(SCORES[:6])}  # the scores",

@@ -307,7 +307,7 @@ def spread(share: np.ndarray, total: int, most: int) -> np.ndarray:
 def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """Algorithm 2 around `config.base`, for one arm and detector."""
     fl, m, M = common.Federation(config, data, run.streams), config.clients_per_round, config.clients
-    limits, U, planned = (m, M, config.fewest, config.most), config.budget or math.inf, None
+    limits, U, planned = (m, M, config.fewest, config.most), config.budget or math.inf, None  # U uploads in all
     passes, select = config.epochs, config.select
     if config.arm in ("base", "longer"):
         planned = [config.each or m] * config.rounds
@@ -325,7 +325,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         if state["spent"] == U:
             break
         n = min(state["n"] if planned is None else int(planned[t]), U - state["spent"])
-        clients, weights, pi, scorers = chosen(select, fl, state, t, n)  # line 2: M^(t), drawn anew in every round
+        clients, weights, pi, scorers = chosen(select, fl, state, t, n)  # line 2: M^(t), drawn anew; pi: each one's probability
         theta, eta = state["weights"], config.lr * config.lr_decay ** (state["spent"] / m if config.budget else t)
         batches = [schedule(fl.shards[k], passes, config.batch_size, fl.streams("batches", t, k)) for k in clients]
         kept, update = fl.train(state, t, clients, batches, lr=eta)

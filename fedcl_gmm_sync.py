@@ -3,7 +3,7 @@
 "FedCL: Federated Multi-Phase Curriculum Learning to Synchronously Correlate User Heterogeneity" (Wang, Guo and Jia),
 Algorithm 1, and its baselines. Clients train on the confidence-aware loss l_cl and upload, beside their weights, a Gaussian
 mixture of their difficulty scores. The server pools draws from all mixtures (the distribution beta), trains a generator of
-latent features on label and difficulty, and freezes a client once more than v of its draws lie below the quantile beta_T.
+latent features on label and difficulty, and freezes a client once over a share v of its draws is below the T-quantile beta_T.
 When all are frozen, everyone goes on with the next, smaller T. As in the paper omega is the net, theta the generator.
 
 What differs from the paper, and why:
@@ -412,16 +412,16 @@ def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[c
 def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """Algorithm 1 for one method; a baseline leaves out what its flags in ARMS switch off."""
     fl, state = begin(config, data, run.streams)
-    config = fl.config
+    config = fl.config  # with the flags of ARMS
     for t in run.rounds(state):
         clients = participants(fl, state["base"]["frozen"], t)  # P_t
         batches = {k: schedule(config, fl.shards[k], run.streams("batches", t, k)) for k in clients}
-        synthetic, received = download(fl, state, clients, t)
-        how = {"loss": lambda step: objective(config, state["tau"], step), "per_step": synthetic}
+        synthetic, received = download(fl, state, clients, t)  # line 4; z and y' of the generator
+        how = {"loss": lambda step: objective(config, state["tau"], step), "per_step": synthetic}  # J, Eq 19
         kept, update = fl.train(state, t, clients, list(batches.values()), lr=config.lr, **how)
-        sent = upload(fl, state, kept, update.weights, batches, t)  # D_k, the mixture of scores, and c_k, the label counts
+        sent = upload(fl, state, kept, update.weights, batches, t)  # line 14: D_k, the scores' mixture; c_k, label counts
         fl.aggregate(state, kept, update)  # omega, Eq 21
-        columns = serve(fl, state, dict(zip(map(int, kept), update.weights, strict=True)), t)
+        columns = serve(fl, state, dict(zip(map(int, kept), update.weights, strict=True)), t)  # lines 17 to 26
         columns |= fl.cost(clients, update, received, sent) | (evaluate(fl, state) if run.due(t) else {})
         run.record(t, len(kept), len(clients) - len(kept), **columns, train_loss=float(update.loss.mean()))
 
