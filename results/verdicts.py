@@ -333,8 +333,8 @@ def _():
     cells = [f"Fashion-MNIST, alpha {a}: {both(fmnist, f'alpha={a}', *arms)}" for a in (0.1, 0.3)]
     more = [np.subtract(*(gain(fmnist, f"alpha={a}", *arms, what) for a in (0.1, 0.3))) for what in WHATS]
     cells += [f".1 - .3: {PAIR.join(map(ci, more))}", f"CIFAR-10, alpha .1: {both('fedcl_fgn/cifar10', '', *arms)}"]
-    uploads = np.divide(*(trials(fmnist, "alpha=0.1", arm, "uploads") for arm in arms)).mean()
-    return f"FedCL - FedAvg: {'; '.join(cells)}; at {uploads:.1f} times the uploads"
+    uploads = (f"{np.divide(*(trials(*place, arm, 'uploads') for arm in arms)).mean():.1f}" for place in FGN.values())
+    return f"FedCL - FedAvg: {'; '.join(cells)}; at {' (CIFAR-10) and '.join(uploads)} times the uploads"
 
 
 @claim("C2")
@@ -343,7 +343,8 @@ def _():
         cl, base = selected(*place, "fedavg+cl"), selected(*place, "fedavg")
         rounds = f"{cl.rounds_to:.1f} rounds against {base.rounds_to:.1f}"
         uploads = f"{cl.uploads_to:.0f} uploads against {base.uploads_to:.0f}"
-        yield f"{name}: {rounds}, {uploads}, {cl.clients / base.clients:.1f} times the clients a round"
+        clients = cl.uploads_to / cl.rounds_to / (base.uploads_to / base.rounds_to)
+        yield f"{name}: {rounds}, {uploads}, {clients:.1f} times the clients a round until then"
 
 
 @claim("C3", start="with FedCL - alone: ")
@@ -424,7 +425,7 @@ def _():
 @claim("C11")
 def _():
     equal = {"CIFAR-10": "select-cifar10-others", "CIFAR-10 at 2,200": "select-cifar10-u2200-others"}
-    equal |= {"Fashion-MNIST": "select-fmnist-others", "digits": "select-digits"}
+    equal |= {"Fashion-MNIST": "select-fmnist-others", "digits": "select-digits", "at alpha 1": "select-digits-alpha1"}
     cells = [f"{name} {both(f'fedcl_fgn/{run}', '', 'fedavg+cl', 'fedavg+constant')}" for name, run in equal.items()]
     late = {"CIFAR-10": "fedcl_fgn/cifar10", "digits": "fedcl_fgn/digits"}
     shifted = [f"{name} {both(run, '', 'fedavg+cl', 'fedavg+shifted')}" for name, run in late.items()]
