@@ -458,6 +458,8 @@ class Run:
                 saved_at = time.perf_counter()
                 cost = saved_at - ended
             bar.set_postfix_str(self.accuracy(), refresh=False)
+            if t % 10 == 9:
+                common.trim()
 
     @functools.cached_property
     def tensorboard(self):

@@ -3,8 +3,10 @@
 import ast
 import contextlib
 import math
+import os
 import shutil
 import struct
+import sys
 import textwrap
 import zlib
 from pathlib import Path
@@ -520,6 +522,19 @@ def test_own_nets_train_as_the_loop_of_the_docstring(text, tmp_path):
     assert model.plain and torch.allclose(logits, expected, rtol=0, atol=1e-10)
     norms = [m.num_features for m in ordinary.modules() if isinstance(m, nn.BatchNorm2d)]
     assert common.build_model(name, data, norm="group").size == model.size - 2 * sum(norms)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_gaps_in_the_heap_are_given_back():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    blocks = [torch.ones(2**18) for _ in range(300)]  # 1 MiB each
+    kept, full = blocks[::10], resident()
+    del blocks
+    assert full - resident() < 150  # what lies between two that are kept stays
+    common.trim()
+    assert full - resident() > 250 and len(kept) == 30
 
 
 def test_what_an_own_net_draws_and_does_not_learn_is_the_same_in_every_process(tmp_path):

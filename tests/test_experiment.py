@@ -947,6 +947,13 @@ def test_no_more_processes_than_there_are_runs(work, monkeypatch):
     assert asked == [2]
 
 
+def test_gaps_in_the_heap_are_given_back_every_ten_rounds(bare, monkeypatch):
+    trimmed = []
+    monkeypatch.setattr(common, "trim", lambda: trimmed.append(1))
+    start("--out=r", "--trials=1", "--arm=a", "--rounds=29")
+    assert len(trimmed) == 2
+
+
 def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(work, capsys, monkeypatch):
     start("--out=r", "--trials=1")
 
