@@ -49,12 +49,6 @@ def draw(df: pd.DataFrame, y="final", kind="point", **layout) -> sns.FacetGrid:
     return grid.set_titles("{col_name}" if "row" not in layout else "{col_name}, {row_name}").set_ylabels(LABELS[y])
 
 
-def tables_1_to_4() -> sns.FacetGrid:
-    over = ("curriculum - vanilla", "curriculum - random")
-    df = pd.concat(gains(run, *over, base=base) for base, run in verdicts.TABLES.items())
-    return draw(df, "gain", x="alpha", hue="measured", col="base", row="difference")
-
-
 def apart(runs: dict[str, str], *pairs: str) -> sns.FacetGrid:
     """Paired differences 'A - B' of two arms, a panel for each run."""
     df = pd.concat(gains(run, *pairs, run=name) for name, run in runs.items())
@@ -65,7 +59,14 @@ def apart(runs: dict[str, str], *pairs: str) -> sns.FacetGrid:
 
 EXPOSED = ("curriculum", "shuffled", "weighted", "fixed", "random", "threshold", "balanced")
 FIGURES = {
-    "fedavg_curriculum/digits-table1/tables1-4": tables_1_to_4,
+    "fedavg_curriculum/cifar10-table1/gains": lambda: draw(
+        gains(verdicts.CIFAR10, *(f"curriculum - {other}" for other in ("vanilla", "random", "anti"))),
+        "gain",
+        x="alpha",
+        hue="measured",
+        col="difference",
+        linestyle="none",
+    ),
     "fedavg_curriculum/cifar10-exposure-alpha0.9/exposure": lambda: apart(
         {f"CIFAR-10, Dir({alpha})": run for alpha, run in verdicts.EXPOSURE.items()},
         *(f"{order} - vanilla" for order in EXPOSED),
