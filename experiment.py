@@ -940,10 +940,11 @@ def metrics(rows: list[dict], folder: Path) -> pd.DataFrame:
 def per_trial(df: pd.DataFrame) -> pd.DataFrame:
     """Final, mean-of-last-ten-rounds and best accuracy, uploads and seconds by (setting, method, trial)."""
     keys = ["setting", "method", "trial"]
-    late = df.accuracy.where(df["round"] > df.groupby(keys)["round"].transform("max") - 10)
-    columns = {"final": ("accuracy", "last"), "last10": ("late", "mean"), "best": ("accuracy", "max")}
-    columns |= {name: (name, "last") for name in ("uploads", "seconds", *["tuned"] * ("tuned" in df))}
-    return df.assign(late=late).groupby(keys, sort=False).agg(**columns)
+    late = df[df["round"] > df.groupby(keys)["round"].transform("max") - 10]
+    runs = df.groupby(keys, sort=False)
+    columns = {"final": runs.accuracy.last(), "last10": late.groupby(keys, sort=False).accuracy.mean()}
+    columns |= {"best": runs.accuracy.max(), "uploads": runs.uploads.last(), "seconds": runs.seconds.last()}
+    return pd.DataFrame(columns | ({"tuned": runs.tuned.last()} if "tuned" in df else {}))
 
 
 def spread(x: pd.Series) -> str:
