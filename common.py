@@ -580,11 +580,14 @@ class Model:
         self.size, self.trainable = sum(self.sizes), sum(p.numel() for p in self.parameters.values())
 
     def drawn(self, seed: int) -> nn.Module:
-        """A new net; the seed is that of NumPy, too, by which somebody's own net may draw."""
+        """A new net; the seed is that of NumPy, too, by which somebody's own net may draw. Both go on as before."""
+        kept = np.random.get_state()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             np.random.seed(seed % 2**32)
-            return self.build()
+            net = self.build()
+        np.random.set_state(kept)
+        return net
 
     def init(self, seed: int) -> Tensor:
         """Torch's default initialisation as a flat vector (P,)."""
