@@ -89,7 +89,7 @@ def unread(config: Config) -> list[str]:
     read |= {"client_a": pooled, "client_b": pooled, "pacing_a": paced, "pacing_b": paced, "pacing": pooled or paced}
     read |= {"client_sampling": config.client_order == "vanilla", "candidates": config.client_order == "power-of-choice"}
     read |= {"temperature": config.client_order == "hics", "lr_power": config.lr_alpha > 0}
-    return [name for name, effective in read.items() if not effective]
+    return [*common.BASES[config.base].unread, *(name for name, effective in read.items() if not effective)]
 
 
 # --------------------------------------------------------------------------------------------- the difficulty partition

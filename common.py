@@ -991,12 +991,13 @@ class FedAvg:
 
     `client` gives the keyword arguments of `train`; `server` the next x, with x (n,), y (K, n) the trainable weights and p
     the weights |D_i| / sum over the selected. `memory` is what survives to the next round, per-client vectors by client.
-    `vectors` is how many of a net's size travel each way: SCAFFOLD's c and c_i make it two.
+    `vectors` is how many of a net's size travel each way: SCAFFOLD's c and c_i make it two. `unread` are flags without effect.
     """
 
     mu = 0.0
     server_lr = 1.0
     vectors = 1
+    unread = ("mu", "server_lr")
 
     def __init__(self, config, model: Model):
         self.config, self.model, self.memory = config, model, {}
@@ -1035,6 +1036,7 @@ class FedProx(FedAvg):
     """Gradient += mu (y - x) (Li et al., 2020)."""
 
     mu = 0.001
+    unread = ("server_lr",)
 
     def client(self, x, clients):
         return {"proximal": self.mu}
@@ -1044,6 +1046,7 @@ class Scaffold(FedAvg):
     """Option II of Karimireddy et al. (2020): y <- y - eta (g - c_i + c), the x - y of c_i^+ divided by its `lengths`."""
 
     vectors = 2
+    unread = ("mu",)
 
     def client(self, x, clients):
         zero = torch.zeros_like(x[: self.model.trainable])
@@ -1081,6 +1084,7 @@ class FedOpt(FedAvg):
     """delta = sum_i p_i (y_i - x); x += eta m / (sqrt(v) + tau), no bias correction (Reddi et al., 2021). Adagrad has no m."""
 
     server_lr = 0.01
+    unread = ("mu",)
     b1, b2, tau = 0.9, 0.99, 1e-3
 
     def server(self, x, y, p, update, clients):
@@ -1097,6 +1101,7 @@ class Moon(FedAvg):
     """Loss + mu l_con: features near the global net's, far from the client's own previous net's (Li et al., 2021)."""
 
     mu = 5.0
+    unread = ("server_lr",)
     temperature = 0.5
 
     def client(self, x, clients):

@@ -398,6 +398,7 @@ def unread(config: Config) -> tuple[str, ...]:
     """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
     encoder, flags = config.features == "encoder", WEIGHTS if config.arm == "base" else ()
     flags += ("solo_epochs",) if config.base != "solo" else () if encoder else ("epochs",)  # the warm-up reads it
+    flags += common.BASES[config.base].unread
     return flags if encoder else (*flags, "warmup")
 
 

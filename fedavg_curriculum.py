@@ -269,7 +269,7 @@ def unread(config) -> list[str]:
     read = {"score": score, "lg_pred": score == "LG_pred", "expert_epochs": score == "E", "lr_alpha": falls, "lr_power": falls}
     read |= dict.fromkeys(("pacing", "pacing_a", "pacing_b", "pacing_scope"), config.order not in ("vanilla", "random-step"))
     read |= {"pacing": read["pacing"] and not config.order.endswith("threshold"), "refresh": config.order != "random-step"}
-    return [name for name, effective in read.items() if not effective]
+    return [*common.BASES[config.base].unread, *(name for name, effective in read.items() if not effective)]
 
 
 def report(df, runs, folder) -> None:

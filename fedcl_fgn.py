@@ -164,7 +164,7 @@ def unread(config: Config) -> set[str]:
     read |= {"shift": arm == "shifted", "kappa": arm == "rising", "select": arm != "longer"}
     read["each"] = arm in ("base", "longer") and config.each not in (0, config.clients_per_round)
     read["detect_samples"] = config.fgn != "batch" or (detects and config.detector == "fim")
-    return {name for name, effective in read.items() if not effective}
+    return {*common.BASES[config.base].unread, *(name for name, effective in read.items() if not effective)}
 
 
 # ------------------------------------------------------------------------------------------------ FGN (Eq. 1), FedFIM

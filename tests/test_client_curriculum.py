@@ -803,7 +803,7 @@ def test_arms_differ_where_they_should_and_share_the_partition(file, tmp_path):
 
 
 EFFECTS = {"score": "E", "client_a": 0.3, "client_b": 0.6, "pacing_a": 0.3, "pacing_b": 0.7, "pacing": "quadratic"}
-EFFECTS |= {"client_sampling": "uniform", "candidates": 7, "temperature": 0.01, "lr_power": 0.3}
+EFFECTS |= {"client_sampling": "uniform", "candidates": 7, "temperature": 0.01, "lr_power": 0.3, "mu": 0.7, "server_lr": 0.3}
 
 
 @pytest.mark.parametrize(

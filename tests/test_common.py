@@ -1222,6 +1222,23 @@ def test_a_federation_obeys_the_flags_of_its_partition():
     assert all(len(np.unique(data.owner[shard])) == 1 for shard in natural.shards)
 
 
+@pytest.mark.parametrize("base", common.BASES)
+def test_unread_are_a_bases_flags_without_effect(base):
+    """Three rounds of all clients, each of the two flags changed on its own: the weights stay exactly where it is unread."""
+
+    def trained(**flags):
+        fl = federation(base=base, **flags)
+        state, clients = fl.start(), fl.everyone
+        for t in range(3):
+            batches = [common.epochs_of_batches(shard, 1, 5, fl.streams("batches", t, m)) for m, shard in enumerate(fl.shards)]
+            fl.aggregate(state, *fl.train(state, t, clients, batches))
+        return fl.received(state, clients)
+
+    reference = trained()
+    same = {flag for flag in ("mu", "server_lr") if torch.equal(trained(**{flag: 0.37}), reference)}
+    assert same == {*common.BASES[base].unread}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("base", common.BASES)
 def test_cost_in_bytes(base, dtype):

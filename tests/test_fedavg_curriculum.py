@@ -1052,6 +1052,7 @@ def test_a_sweep_trains_once_what_does_not_read_it(data_file, tmp_path, monkeypa
     [
         (["--order", "curriculum", "--score", "G", "LG_pred", "--lg-pred", "disagree", "errors"], 3),  # G asks for no reading,
         (["--order", "anti", "--score", "G", "E", "--expert-epochs", "1", "2"], 3),  # nor for an expert
+        (["--order", "vanilla", "--base", "fedavg", "fedprox", "--mu", "0.1", "0.2"], 3),  # FedAvg has no mu
         (["--order", "vanilla", "--lr-alpha", "0", "0.1", "--lr-power", "0", "0.75"], 2),  # three of four are constant
     ],
 )

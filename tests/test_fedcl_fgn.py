@@ -1144,7 +1144,7 @@ def test_each_of_as_many_clients_is_the_base_and_is_trained_once(tmp_path, tiny_
     ],
 )
 def test_unread_flags(arm, spared):
-    spared |= {"select"} if arm == "longer" else set()
+    spared = spared | {"mu", "server_lr"} | ({"select"} if arm == "longer" else set())  # of FedAvg
     spared |= {"detector"} if arm in ("base", "longer", "random") else set()
     assert fgn.unread(fgn.Config(arm=arm, detector="fgn", fgn="full")) == spared | {"each"}
     assert fgn.unread(fgn.Config(arm=arm, fgn="full", each=16)) == spared | {"each"}  # as many as it would take anyhow
