@@ -1,7 +1,7 @@
 """python results/figures.py [NAME ...]
 
-Draws the pages' figures from the summary.json files beside this one: bars and points are means over trials, error bars their
-standard deviation, in figures of gains 95 % intervals of paired differences.
+Draws the pages' figures from the summary.json files beside this one: points are means over trials of paired differences, error
+bars their 95 % intervals.
 """
 
 import itertools
@@ -11,20 +11,12 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pandas as pd
 import verdicts
-from verdicts import ROOT, bounds, gain, settings, trials
+from verdicts import ROOT, bounds, gain, settings
 
 matplotlib.use("Agg")
 import seaborn as sns  # noqa: E402  after the backend is chosen
 
 MEASURES = {"final": "final round", "last10": "mean of the last ten"}
-LABELS = {"final": "final test accuracy (%)", "gain": "paired difference (points)"}
-
-
-def tidy(run: str) -> pd.DataFrame:
-    """A row for each setting, method and trial: final."""
-    arms = [(setting, method) for setting in settings(run) for method in verdicts.summary(run)["results"][setting]]
-    rows = [{"setting": setting, "method": method, "final": trials(run, setting, method)} for setting, method in arms]
-    return pd.DataFrame(rows).explode("final", ignore_index=True).astype({"final": float})
 
 
 def gains(place: str, *pairs: str, **labels) -> pd.DataFrame:
@@ -37,23 +29,19 @@ def gains(place: str, *pairs: str, **labels) -> pd.DataFrame:
     return pd.DataFrame(rows).explode("gain", ignore_index=True).astype({"gain": float})
 
 
-def draw(df: pd.DataFrame, y="final", kind="point", **layout) -> sns.FacetGrid:
-    """Bars or points over `x`, coloured by `hue`, in panels by `col` and `row`."""
+def draw(df: pd.DataFrame, **layout) -> sns.FacetGrid:
+    """Points of `gain` over `x`, a colour for each measure, in panels by `col`."""
     sns.set_theme(style="ticks", palette="colorblind", rc={"axes.grid": True, "grid.alpha": 0.25, "lines.linewidth": 1.2})
-    style = (
-        {"dodge": 0.2, "markersize": 4, "errorbar": lambda d: bounds(d.to_numpy())[1:]} if y == "gain" else {"errorbar": "sd"}
-    )
-    grid = sns.catplot(df, y=y, kind=kind, err_kws={"linewidth": 1}, height=3, **style, **layout)
-    if y == "gain":
-        grid.refline(y=0, color="black")
-    return grid.set_titles("{col_name}" if "row" not in layout else "{col_name}, {row_name}").set_ylabels(LABELS[y])
+    style = {"dodge": 0.2, "markersize": 4, "linestyle": "none", "errorbar": lambda d: bounds(d.to_numpy())[1:]}
+    grid = sns.catplot(df, y="gain", kind="point", err_kws={"linewidth": 1}, height=3, hue="measured", **style, **layout)
+    return grid.refline(y=0, color="black").set_titles("{col_name}").set_ylabels("paired difference (points)")
 
 
 def apart(runs: dict[str, str], *pairs: str) -> sns.FacetGrid:
     """Paired differences 'A - B' of two arms, a panel for each run."""
     df = pd.concat(gains(run, *pairs, run=name) for name, run in runs.items())
     df = df.assign(pair=df.difference.str.replace(" - ", "\n- "))
-    grid = draw(df, "gain", x="pair", hue="measured", col="run", col_wrap=1, aspect=2.9, linestyle="none")
+    grid = draw(df, x="pair", col="run", col_wrap=1, aspect=2.9)
     return grid.set_axis_labels("", "paired difference\n(points, 95 %)")
 
 
@@ -61,27 +49,19 @@ EXPOSED = ("curriculum", "shuffled", "weighted", "fixed", "random", "threshold",
 FIGURES = {
     "fedavg_curriculum/cifar10-table1/gains": lambda: draw(
         gains(verdicts.CIFAR10, *(f"curriculum - {other}" for other in ("vanilla", "random", "anti"))),
-        "gain",
         x="alpha",
-        hue="measured",
         col="difference",
-        linestyle="none",
     ),
     "fedavg_curriculum/cifar10-exposure-alpha0.9/exposure": lambda: apart(
         {f"CIFAR-10, Dir({alpha})": run for alpha, run in verdicts.EXPOSURE.items()},
         *(f"{order} - vanilla" for order in EXPOSED),
         "curriculum - shuffled",
     ),
-    "client_curriculum/digits-fig4/fig4": lambda: draw(
-        tidy("client_curriculum/digits-fig4"), kind="bar", x="setting", hue="method", aspect=2.5
-    ),
     "fedcl_gmm_sync/mnist-200-alpha0.1/gains": lambda: apart(
         {f"MNIST, Dir({alpha}), 200 rounds": run for alpha, run in verdicts.MNIST.items()},
         *("fedcl - fedgen", "fedcl - fedgen-e", "fedcl-fresh - fedgen-e", "fedgen-e - fedgen", "fedgen - fedavg"),
     ),
-    "fedac_art/fmnist-table2/gains": lambda: draw(
-        gains("fedac_art/fmnist-table2", "fedac - base"), "gain", x="base", hue="measured", aspect=1.8, linestyle="none"
-    ),
+    "fedac_art/fmnist-table2/gains": lambda: draw(gains("fedac_art/fmnist-table2", "fedac - base"), x="base", aspect=1.8),
 }
 
 

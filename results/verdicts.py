@@ -115,23 +115,23 @@ SCORES = ("G", "L", "LG", "G_pred", "L_pred", "LG_pred")
 ORDERS = ("curriculum", "anti", "random", "vanilla")
 TABLES = {b: f"fedavg_curriculum/digits-table{i + 1}" for i, b in enumerate(("FedAvg", "FedProx", "FedNova", "SCAFFOLD"))}
 BETAS = (0.05, 0.2, 0.9)
-PARTS = {"IID": "partition=iid score=", "skew 2": "partition=label-skew score="}
+PARTS = {"IID": "partition=iid", "skew 2": "partition=label-skew"}
 FAMILIES, PACING_A = ("linear", "quadratic", "root", "step", "exponential"), (0.1, 0.5, 0.8)
 PACING_B = (0.0025, 0.1, 0.2, 0.5, 0.8)
-FIG1, CIFAR10 = "fedavg_curriculum/digits-fig1", "fedavg_curriculum/cifar10-table1"
+FIG1, FIG1_G, CIFAR10 = "fedavg_curriculum/fmnist-fig1", "fedavg_curriculum/fmnist-fig1-G", "fedavg_curriculum/cifar10-table1"
 EXPOSURE = {beta: f"fedavg_curriculum/cifar10-exposure-alpha{beta}" for beta in (0.05, 0.9)}
 
 
 @claim("A1", sep=". ")
 def _():
     for name, setting in PARTS.items():
-        yield f"{name}: curriculum {minus(FIG1, setting + 'G', 'curriculum', ('random', 'anti', 'vanilla'))}"
+        yield f"{name}: curriculum {minus(FIG1_G, setting, 'curriculum', ('random', 'anti', 'vanilla'))}"
 
 
 @claim("A2", sep=". ")
 def _():
     for name, setting in PARTS.items():
-        both_of = {s: np.array([trials(FIG1, setting + s, "curriculum", what) for what in WHATS]) for s in SCORES}
+        both_of = {s: np.array([trials(FIG1, f"{setting} score={s}", "curriculum", what) for what in WHATS]) for s in SCORES}
         ranked = dict(sorted(((s, own[1]) for s, own in both_of.items()), key=lambda item: -item[1].mean()))
         rivals = dict.fromkeys((next(s for s in ranked if s != "G"), "L_pred"))
         yield f"{name}, last ten: {means(ranked)}; G " + "; ".join(f"- {s} {pair(both_of['G'] - both_of[s])}" for s in rivals)
@@ -145,7 +145,7 @@ def rise(here: tuple[str, str], there: tuple[str, str], other: str) -> list[np.n
 @claim("A3")
 def _():
     for other in ("vanilla", "random"):
-        more = rise((FIG1, PARTS["skew 2"] + "G"), (FIG1, PARTS["IID"] + "G"), other)
+        more = rise((FIG1_G, PARTS["skew 2"]), (FIG1_G, PARTS["IID"]), other)
         yield f"gain over {other}, skew 2 - IID: {pair(more)}"
 
 
@@ -231,7 +231,7 @@ def _():
 
 @claim("A11")
 def _():
-    for who, run in {"data": "digits-fig6-data", "client": "digits-fig6-clients"}.items():
+    for who, run in {"data": "fmnist-fig6-data", "client": "fmnist-fig6-clients"}.items():
 
         def accuracy(arm, score, run=f"client_curriculum/{run}"):
             return np.mean([curve(run, f"alpha={alpha} score={score}", arm) for alpha in (0.2, 0.05)], 0)
@@ -253,12 +253,13 @@ def _():
 @claim("A13")
 def _():
     for order, half in itertools.product(("vanilla", "curriculum"), ("first", "second")):
-        names, run = ("easy", "all", "hard"), "fedavg_curriculum/digits-dissimilarity"
+        names, run = ("easy", "all", "hard"), "fedavg_curriculum/fmnist-dissimilarity"
         log = {name: np.log(curve(run, "", order, f"lambda_{name}")) for name in names}
         log = {name: np.array_split(x, 2, axis=1)[half == "second"] for name, x in log.items()}
-        ratio, low, high = np.exp(bounds((log["easy"] - log["all"]).mean(1)))
         levels = ", ".join(f"{name} {math.exp(x.mean()):.1f}" for name, x in log.items())
-        yield f"under {order}, {half} half: {levels}; easy / all {ratio:.2f} [{low:.2f}, {high:.2f}]"
+        apart = {other: np.exp(bounds((log["easy"] - log[other]).mean(1))) for other in ("all", "hard")}
+        ratios = ", ".join("easy / {} {:.2f} [{:.2f}, {:.2f}]".format(other, *ratio) for other, ratio in apart.items())
+        yield f"under {order}, {half} half: {levels}; {ratios}"
 
 
 # -------------------------------------------------------------------------------- B: FedCL, multi-phase synchronisation
@@ -349,10 +350,9 @@ def _():
 
 @claim("C3", start="with FedCL - alone: ")
 def _():
-    runs = {b: (f"digits-{b}", "") for b in ("fedprox", "vrlsgd", "fednova")}
-    runs |= {b: ("digits-fig39", f"base={b}") for b in ("fedadagrad", "fedyogi", "fedadam")}
-    for b, (run, setting) in runs.items():
-        yield f"{b} {both(f'fedcl_fgn/{run}', setting, f'{b}+cl', b)}"
+    for run in ("fedcl_fgn/fmnist-fig6", "fedcl_fgn/fmnist-fig39"):
+        for setting, base in ((setting, setting.removeprefix("base=")) for setting in settings(run)):
+            yield f"{base} {both(run, setting, f'{base}+cl', base)}"
 
 
 @claim("C4")
@@ -410,8 +410,10 @@ def _():
 
 @claim("C9")
 def _():
-    for p, run in {"doubling": "fedcl_fgn/digits-fig47", "halving": "fedcl_fgn/digits-fig48"}.items():
-        each = ", ".join(f"{s.split('=')[1]} {both(run, s, 'fedavg+random', 'fedavg')}" for s in settings(run))
+    arms = ("fedavg+random", "fedavg")
+    for p, run in {"doubling": "fedcl_fgn/fmnist-fig47", "halving": "fedcl_fgn/fmnist-fig48"}.items():
+        times = {s: np.divide(*(trials(run, s, arm, "uploads") for arm in arms)).mean() for s in settings(run)}
+        each = ", ".join(f"{s.split('=')[1]} {both(run, s, *arms)} ({x:.1f} times the uploads)" for s, x in times.items())
         yield f"random - FedAvg at p of {p} {each}"
 
 
@@ -462,7 +464,7 @@ def _():
 @claim("D4", start="20 % wrong labels. ")
 def _():
     def seen(features, column, flip):
-        return curve("fedac_art/digits-d4", f"features={features} flip={flip}", "base", column)[:, -1]
+        return curve("fedac_art/fmnist-d4", f"features={features} flip={flip}", "base", column)[:, -1]
 
     for features in ("pixels", "encoder"):
         small, large = (100 * seen(features, column, 0.2) for column in ("noisy_small", "noisy_large"))
