@@ -16,16 +16,10 @@ import sys
 import numpy as np
 import pandas as pd
 import verdicts
-from verdicts import CELLS, ROOT, ci, summary
+from verdicts import CELLS, ROOT, ci, spread, summary
 
 # the papers' own cells: (run, setting, method) -> accuracy in %
 PAPERS = {tuple(cells): paper for *cells, paper in csv.reader((ROOT / "papers.csv").read_text().splitlines())}
-
-
-def spread(values: list[float]) -> str:
-    """'91.76 +- 2.52', the mean and standard deviation over trials; of one trial the value."""
-    std = f" +- {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{std}"
 
 
 def markdown(head, rows) -> list[str]:
