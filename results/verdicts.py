@@ -167,7 +167,7 @@ def _():
 @claim("A5")
 def _():
     for (name, partition), order in itertools.product({"IID": "iid", "Dir(.05)": "dirichlet"}.items(), ORDERS[:3]):
-        run, each = "fedavg_curriculum/digits-fig3", [f"partition={partition} pacing_b={b}" for b in PACING_B]
+        run, each = "fedavg_curriculum/fmnist-fig3", [f"partition={partition} pacing_b={b}" for b in PACING_B]
         yield f"{name}, {order}: {pair(slope(PACING_B, [trials(run, s, order, what) for s in each]) for what in WHATS)}"
 
 
