@@ -1109,7 +1109,7 @@ def test_arms_that_tune_chose_other_rates_for_ask_the_same_expert(data_file, tmp
 def test_what_an_order_is_said_not_to_read_it_does_not_read(order, data_file, tmp_path, monkeypatch):
     flags = SMALL | {"dataset": data_file, "clients": 5, "clients_per_round": 3, "rounds": 2, "epochs": 2, "order": order}
     changed = {"score": "L", "lg_pred": "errors", "expert_epochs": 2, "pacing": "root", "pacing_a": 0.3, "pacing_b": 0.5}
-    changed |= {"pacing_scope": "global", "refresh": "step", "lr_power": 0.1}
+    changed |= {"pacing_scope": "global", "refresh": "step", "lr_power": 0.1, "mu": 0.7, "server_lr": 0.3}
     unread = [name for name in script.unread(script.Config(order=order)) if name != "lr_alpha"]  # it switches lr_power on
     assert set(unread) <= set(changed)
     runs = [
