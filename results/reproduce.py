@@ -63,10 +63,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description="the runs behind the pages")
     parser.add_argument("--list", action="store_true", help="print them, with estimated hours on two cores, and stop")
     parser.add_argument("--scale", choices=("small", "reduced", "paper"), default="reduced")
-    parser.add_argument("--only", nargs="+", default=[], metavar="CLAIM", help="those that these claims rest on")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CLAIM", help="those that these claims rest on; or places")
     parser.add_argument("--jobs", type=int, default=2)
     flags = parser.parse_args(argv)
-    chosen = [w for w in RUNS if not flags.only or set(flags.only) & set(w.claims.split())]
+    named = {w: {w.place, *w.claims.split()} for w in RUNS}
+    if unknown := set(flags.only).difference(*named.values()):
+        parser.error(f"--only {' '.join(sorted(unknown))}: no claim and no place of reproduce.csv")
+    chosen = [w for w in RUNS if not flags.only or named[w] & set(flags.only)]
     if flags.list:
         for w in chosen:
             state = "done" if w.complete() else f"{w.hours} h"
