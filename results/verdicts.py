@@ -119,8 +119,8 @@ def means(arms: dict[str, np.ndarray]) -> str:
 
 SCORES = ("G", "L", "LG", "G_pred", "L_pred", "LG_pred")
 ORDERS = ("curriculum", "anti", "random", "vanilla")
-TABLES = {b: f"fedavg_curriculum/digits-table{i + 1}" for i, b in enumerate(("FedAvg", "FedProx", "FedNova", "SCAFFOLD"))}
 BETAS = (0.05, 0.2, 0.9)
+BASES = dict.fromkeys(("FedAvg", "FedProx"), "fmnist-bases") | dict.fromkeys(("FedNova", "SCAFFOLD"), "fmnist-bases-eta0.001")
 PARTS = {"IID": "partition=iid", "skew 2": "partition=label-skew"}
 FAMILIES, PACING_A = ("linear", "quadratic", "root", "step", "exponential"), (0.1, 0.5, 0.8)
 PACING_B = (0.0025, 0.1, 0.2, 0.5, 0.8)
@@ -171,35 +171,43 @@ def _():
         yield f"{name}, {order}: {pair(slope(PACING_B, [trials(run, s, order, what) for s in each]) for what in WHATS)}"
 
 
+def of_base(base: str, beta: float) -> tuple[str, str]:
+    """(run, setting) of one of the four tables on Fashion-MNIST."""
+    return f"fedavg_curriculum/{BASES[base]}", f"alpha={beta} base={base.lower()}"
+
+
 @claim("A6")
 def _():
-    digits = []
-    for other, (what, name) in itertools.product(("vanilla", "random", "anti"), WHATS.items()):
-        every = [gain(run, f"alpha={b}", "curriculum", other, what) for run in TABLES.values() for b in BETAS]
-        _, low, high = np.transpose([bounds(d) for d in every])
+    tables = []
+    for other, (what, name) in itertools.product(("vanilla", "random"), WHATS.items()):
+        every = {base: [gain(*of_base(base, b), "curriculum", other, what) for b in EXPOSURE] for base in BASES}
+        cells = [d for each in every.values() for d in each]
+        _, low, high = np.transpose([bounds(d) for d in cells])
         above, below = sum(low > 0), sum(high < 0)
-        count = f"above / holding / below 0: {above} / {len(every) - above - below} / {below}"
-        digits.append(f"- {other}, {name}: mean of the 12 {ci(np.mean(every, 0))}, {count}")
+        count = f"above / holding / below 0: {above} / {len(cells) - above - below} / {below}"
+        by_beta = (f"Dir({str(b)[1:]}) {ci(np.mean([each[i] for each in every.values()], 0))}" for i, b in enumerate(EXPOSURE))
+        tables.append(f"- {other}, {name}: {count}, mean of the bases {', '.join(by_beta)}")
 
     def apart(places, *others):
         return "; ".join(f"Dir({str(b)[1:]}) {minus(*place, 'curriculum', others, ', ')}" for b, place in places.items())
 
     whole = apart({b: (CIFAR10, f"alpha={b}") for b in BETAS}, "vanilla", "random", "anti")
     larger = apart({b: (run, "") for b, run in EXPOSURE.items()}, "vanilla", "random", "shuffled")
-    return f"CIFAR-10, FedAvg, Table 1 whole: {whole}. 40 rounds at eta .01: {larger}. digits: {'; '.join(digits)}"
+    cells = f"Table 1 whole: {whole}. 40 rounds at eta .01: {larger}"
+    return f"CIFAR-10, FedAvg, {cells}. Fashion-MNIST, four bases at two beta: {'; '.join(tables)}"
 
 
 @claim("A7")
 def _():
-    digits, whole, larger = [], [], []
+    tables, whole, larger = [], [], []
     for other in ("vanilla", "random"):
-        each = {base: rise((run, "alpha=0.05"), (run, "alpha=0.9"), other) for base, run in TABLES.items()}
+        each = {base: rise(of_base(base, 0.05), of_base(base, 0.9), other) for base in BASES}
         each["mean"] = np.mean(list(each.values()), 0)
-        digits.append(f"gain over {other}: " + ", ".join(f"{base} {pair(d)}" for base, d in each.items()))
+        tables.append(f"gain over {other}: " + ", ".join(f"{base} {pair(d)}" for base, d in each.items()))
         whole.append(f"gain over {other} {pair(rise((CIFAR10, 'alpha=0.05'), (CIFAR10, 'alpha=0.9'), other))}")
         larger.append(f"gain over {other} {pair(rise(*((run, '') for run in EXPOSURE.values()), other))}")
     cells = f"Table 1 whole: {', '.join(whole)}. 40 rounds at eta .01: {', '.join(larger)}"
-    return f"A_curr at .05 - at .9, CIFAR-10, FedAvg, {cells}. digits: {'. '.join(digits)}"
+    return f"A_curr at .05 - at .9, CIFAR-10, FedAvg, {cells}. Fashion-MNIST: {'. '.join(tables)}"
 
 
 @claim("A8")
@@ -208,8 +216,8 @@ def _():
     yield ", ".join(f"P = {p}: vanilla {trials(run, f'parts={p}', 'vanilla').mean():.1f}" for p in parts)
     for other in ("vanilla", "random"):
         seen = [[gain(run, f"parts={p}", "curriculum", other, what) for p in parts] for what in WHATS]
-        each = ", ".join(f"{x.mean():+.1f}" for x in seen[1])
-        yield f"gain over {other}, last ten {each}, per doubling of P {pair(slope(range(4), a) for a in seen)}"
+        slopes = pair(slope(range(4), a) for a in seen)
+        yield f"gain over {other}, last ten {', '.join(map(ci, seen[1]))}, per doubling of P {slopes}"
 
 
 @claim("A9")
@@ -226,11 +234,11 @@ def _():
 
 @claim("A10")
 def _():
-    start, arms = "client curriculum ", ("vanilla", "client-random", "client-anti")
-    digits = minus("client_curriculum/digits-orders", "", "client", arms, sep=f"; {start}")
+    start, arms = "client curriculum, Fashion-MNIST, ", ("vanilla", "client-random", "client-anti")
+    each = (f"Dir({str(b)[1:]}) {minus('client_curriculum/fmnist-fig5', f'alpha={b}', 'client', arms)}" for b in (0.2, 0.05))
     cifar = minus("client_curriculum/cifar10-rivals", "", "client", arms[1:])
-    fmnist = minus("client_curriculum/fmnist-fig7", "", "client", arms[:1])
-    return f"{start}{digits}. CIFAR-10: {cifar}. Fashion-MNIST, f_ord .9: {fmnist}"
+    cells = f"f_ord .9: {minus('client_curriculum/fmnist-fig7', '', 'client', arms[:1])}. CIFAR-10: {cifar}"
+    return f"{start}{'. '.join(each)}. {cells}"
 
 
 @claim("A11")
@@ -294,8 +302,12 @@ def _():
         for m in ("fedcl", "fedgen", "fedcl-fresh", "fedgen-e"):
             rounds, uploads = found.loc[m].mean()
             own.append(f"{m} {rounds:.0f} rounds, {uploads:.0f} uploads in {found.loc[m].rounds.count()} trials")
-        apart = (found.loc["fedcl"] - found.loc["fedgen"]).dropna()
-        yield f"alpha {alpha}: {', '.join(own)}; fedcl - fedgen {ci(apart.rounds)} rounds, {ci(apart.updates)} uploads"
+        apart = found.loc["fedcl"] - found.loc["fedgen"]
+        late = f"later or never in {sum(~(apart.rounds <= 0))} of {len(apart)} trials"
+        less = ", ".join(
+            f"{ci(apart[what].dropna())} {name}" for what, name in {"rounds": "rounds", "updates": "uploads"}.items()
+        )
+        yield f"alpha {alpha}: {', '.join(own)}; fedcl - fedgen {less}, {late}"
 
 
 @claim("B4", sep=", ", start="range of the means over each sweep: ")
@@ -356,7 +368,8 @@ def _():
 def _():
     for run in ("fedcl_fgn/fmnist-fig6", "fedcl_fgn/fmnist-fig39"):
         for setting, base in ((setting, setting.removeprefix("base=")) for setting in settings(run)):
-            yield f"{base} {both(run, setting, f'{base}+cl', base)}"
+            times = np.divide(*(trials(run, setting, arm, "uploads").mean() for arm in (f"{base}+cl", base)))
+            yield f"{base} {both(run, setting, f'{base}+cl', base)} ({times:.1f} times the uploads)"
 
 
 @claim("C4")
@@ -374,7 +387,7 @@ def _():
     fim, batch, own = (cost.loc[what] for what in ("FedFIM", "FGN batch", "FGN per_sample"))
     faster, slower, memory = fim.seconds / batch.seconds, fim.seconds / own.seconds, own.MiB / fim.MiB
     yield f"batch FGN is {faster.min():.1f} to {faster.max():.0f} times faster"
-    yield f"per-sample FGN is {slower.min():.1f} to {slower.max():.0f} times faster and takes {memory.min():.2f} to " + (
+    yield f"per-sample FGN is {slower.min():.1f} to {slower.max():.1f} times faster and takes {memory.min():.2f} to " + (
         f"{memory.max():.2f} of its memory ({', '.join(fim.index)})"
     )
 
@@ -382,19 +395,25 @@ def _():
 @claim("C6", sep=". ")
 def _():
     for alpha in (0.1, 0.3):
-        run = f"fedcl_fgn/digits-fig10-alpha{alpha}"
-        final, last10 = ([trials(run, f"delta={d}", "fedavg+cl", what) for d in DELTAS] for what in WHATS)
+        run, points = "fedcl_fgn/fmnist-fig10", [f"alpha={alpha} delta={d}" for d in DELTAS]
+        final, last10 = ([trials(run, point, "fedavg+cl", what) for point in points] for what in WHATS)
         slopes = pair(0.1 * slope(DELTAS, y) for y in (final, last10))
         yield f"alpha {alpha}: {', '.join(f'{x.mean():.1f}' for x in final)}; per .1 of delta {slopes}"
 
 
 @claim("C7", sep=". ")
 def _():
+    every, times = [], []
     for name, table in {"E": "fig12", "weight decay": "fig13", "M": "fig14", "participation m": "fig15"}.items():
-        run = f"fedcl_fgn/digits-{table}"
+        run = f"fedcl_fgn/fmnist-{table}"
         d = np.array([[gain(run, s, "fedavg+cl", "fedavg", what) for s in settings(run)] for what in WHATS])
         each = ", ".join(f"{s.split('=')[1]} {ci(last10)}" for s, last10 in zip(settings(run), d[1], strict=True))
+        every += [*d.swapaxes(0, 1)]
+        times += [np.divide(*(trials(run, s, arm, "uploads").mean() for arm in ("fedavg+cl", "fedavg"))) for s in settings(run)]
         yield f"{name} {each}; mean of the sweep {pair(d.mean(1))}"
+    distinct = np.unique(every, axis=0)  # the defaults are a point of each sweep
+    spent = f"{min(times):.1f} to {max(times):.1f} times the uploads"
+    yield f"mean of the {len(distinct)} settings {pair(distinct.mean(0))}, {spent}"
 
 
 @claim("C8")
@@ -433,9 +452,8 @@ def _():
     equal = {"CIFAR-10": "select-cifar10-others", "CIFAR-10 at 2,200": "select-cifar10-u2200-others"}
     equal |= {"Fashion-MNIST": "select-fmnist-others", "digits": "select-digits", "at alpha 1": "select-digits-alpha1"}
     cells = [f"{name} {both(f'fedcl_fgn/{run}', '', 'fedavg+cl', 'fedavg+constant')}" for name, run in equal.items()]
-    late = {"CIFAR-10": "fedcl_fgn/cifar10", "digits": "fedcl_fgn/digits"}
-    shifted = [f"{name} {both(run, '', 'fedavg+cl', 'fedavg+shifted')}" for name, run in late.items()]
-    return f"FedCL - constant, equal uploads (960): {', '.join(cells)}; FedCL - shifted: {', '.join(shifted)}"
+    shifted = both("fedcl_fgn/cifar10", "", "fedavg+cl", "fedavg+shifted")
+    return f"FedCL - constant, equal uploads (960): {', '.join(cells)}; FedCL - shifted, CIFAR-10: {shifted}"
 
 
 # --------------------------------------------------------------------------------------------------------- D: FedAC
@@ -448,7 +466,8 @@ def _():
     arms = {"fedac": trials(FEDAC, "base=fedavg", "fedac", "last10")}
     arms |= {base: trials(FEDAC, f"base={base}", "base", "last10") for base in reversed(BASE_ARMS)}
     steps = [f"{a} - {b} {ci(arms[a] - arms[b])}" for a, b in itertools.pairwise(arms)]
-    return f"{means(arms)}; {', '.join(steps)}"
+    others = (f"{a} - {b} {ci(arms[a] - arms[b])}" for a, b in itertools.combinations(arms, 2) if b in ("fedprox", "fedavg"))
+    return f"{means(arms)}; {', '.join(dict.fromkeys([*steps, *others]))}"
 
 
 @claim("D2", sep=", ", start="FedAC - its base: ")
