@@ -3,17 +3,17 @@
 The client curriculum of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV 2023), Sections 4.1 to 4.5:
 clients are ranked by their mean loss, the first K of them form a pool, and K grows from b M to all M as the budget, rounds
 times m clients a round, is spent. Inside a client the data curriculum (Algorithm 1) may act too; the two make a 2x2.
-Algorithm 2 first deals the data so that some clients are easy and some hard, without touching any client's class counts.
+Algorithm 2 first deals the data so that some clients are easy and some hard, each with its class counts as they were.
 
 What differs from the paper, and why:
 - Algorithm 2 reads from exclusive offsets: the printed inclusive cumsum shifts every client by one block and overruns the
-  last. f (--f-ord) may be 0, as the paper uses it. On IID its std of the loss inside a client, .01, needs --no-stratify.
+  last. f (--f-ord) may be 0, as in the paper. The paper's std of the loss inside a client on IID, .01, needs --no-stratify.
 - Every round aggregates m clients. Where the pool leaves fewer, they begin the next mini-batch and the re-scored pool fills
   it up. Left short, the paper's setting would take 109 rounds instead of 100 and be tested after one of 3 clients.
 - All arms, `vanilla` too, run on the same partition, and `random` is a random order of *clients* (of samples, for the data).
 - The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root miss N, step overshoots it
   and the exponential collapses to N. Clients and samples are sorted by loss, the printed score 1/loss from the other end.
-- Every step trains B samples: where a pass over the admitted samples ends inside a batch, the next pass fills it up.
+- Every step trains min(B, N) samples: where a pass over the admitted samples ends inside a batch, the next pass fills it up.
 
 Rivals that choose clients at equal uploads, none of them the paper's: `power-of-choice` (Cho et al., 2022), `entropy` of the
 client's labels, most balanced first (an oracle), `hics`, the same estimated from the client's first update (Chen and Vikalo,
@@ -99,7 +99,7 @@ def reconstitute(shards, labels, loss, f: float, rng: np.random.Generator) -> li
     """Algorithm 2: client i gets the first floor(f N_ic) samples of its block of pi_c, the rest of class c at random.
 
     shards: disjoint index arrays, one per client; labels, loss (n,) of every sample. Returns shards with the same class
-    counts N_ic for every f. All labels equal: a sort over all samples that keeps only the clients' sizes.
+    counts N_ic for every f. If all labels are equal it sorts all samples and keeps only the clients' sizes.
     """
     dealt = [[] for _ in shards]
     everyone = np.sort(np.concatenate(shards))
@@ -161,8 +161,8 @@ def sort(items: np.ndarray, keys: np.ndarray | None, rng: np.random.Generator) -
 
 
 def paced_batches(ordered: np.ndarray, g: np.ndarray, batch_size: int, rng: np.random.Generator) -> np.ndarray:
-    """The index schedule (T, B) of one client: step t draws min(B, N) of the first g[t] samples, without replacement. When
-    they are used up, the prefix of that step is read and fills the batch, so that all orders train equally many samples.
+    """The index schedule (T, B) of one client: step t draws min(B, N) samples from passes over the first g[t]. When
+    a pass is used up, the prefix of that step is read anew and fills the batch, so that all orders train equally many samples.
     """
     batches, queue = np.full((len(g), batch_size), -1, dtype=np.int64), ordered[:0]
     B = min(batch_size, len(ordered))
@@ -192,7 +192,7 @@ def pool_size(config: Config, u: int) -> int:
 
 
 def refill(queue: np.ndarray, ranked: np.ndarray, K: int, rng: np.random.Generator) -> np.ndarray:
-    """The clients still waiting, then the first K of `ranked`, shuffled, these put last: no mini-batch holds anybody twice."""
+    """The clients still waiting, then the first K of `ranked`, shuffled, the waiting last: no mini-batch holds one twice."""
     pool = rng.permutation(np.sort(ranked[:K]))
     waiting = np.isin(pool, queue)
     return np.concatenate([queue, pool[~waiting], pool[waiting]])
@@ -239,7 +239,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     state = fl.start() | {"difficulty": table, "queue": [], "pool": M, "updates": 0}
     state |= {"trained": [0] * M, "estimate": [np.inf] * M}  # how often each client was, and the entropy of its labels
     state["scoring_downloads"] = M * (config.score == "E" and (ranks or sorts))  # the expert is sent once: its scores, as the
-    state["scoring_scalars"] = M * (config.score == "E" and ranks or order == "entropy")  # labels' entropies, never change
+    state["scoring_scalars"] = M * ((config.score == "E" and ranks) or order == "entropy")  # labels' entropies, never change
 
     def losses(clients) -> list[np.ndarray]:
         """Each client's samples' losses, under the expert or the model that it holds."""
@@ -249,13 +249,13 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         return [loss for loss, _ in common.score(fl.model, fl.received(state, clients), fl.data, own, config.chunk)]
 
     def keys(clients) -> np.ndarray | None:
-        """What ranks these clients, ascending: L_m (Eq. 1), for which each downloads theta_g and sends one number back."""
+        """What ranks these clients, ascending; if L_m (Eq. 1) under G, each downloads theta_g and sends one number back."""
         if ranks:
             asked = len(clients) * (config.score == "G")
             state["scoring_downloads"] += asked * (fl.base.vectors > 0)  # under solo each holds its net already
             state["scoring_scalars"] += asked
             return SIGN.get(order, -1) * np.array([loss.mean() for loss in losses(clients)])
-        rivals = {"entropy": -np.array(balance), "hics": -np.array(state["estimate"])}  # the first: no server knows it
+        rivals = {"entropy": -np.array(balance), "hics": -np.array(state["estimate"])}  # entropy: an oracle
         rivals["coverage"] = state["trained"] + np.isin(clients, state["queue"])  # who waits will be trained
         return rivals.get(order)
 
@@ -274,7 +274,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
             state["trained"][m] += 1
         fl.aggregate(state, kept, update)  # theta_g^{t+1}
         scoring, last = {name: state[name] for name in ("scoring_downloads", "scoring_scalars")}, [{}, *run.rows][-1]
-        received, sent = (scoring[name] - last.get(name, 0) for name in scoring)  # of this round alone
+        received, sent = (scoring[name] - last.get(name, 0) for name in scoring)  # of this round: record adds up
         columns = scoring | fl.cost(clients, update, received=received * fl.model.size, sent=sent)
         columns |= {"pool": state["pool"], "expert_loss": table[1, clients, 0].mean(), "train_loss": update.loss.mean()}
         columns["downloads"] = state["updates"] * (fl.base.vectors > 0) + scoring["scoring_downloads"]
@@ -290,7 +290,7 @@ def report(df: pd.DataFrame, runs: list[experiment.Run], folder) -> None:
     each = experiment.per_trial(df).reset_index()
     each[["clients", "data"]] = [orders[method] for method in each.method]
     cells = each.groupby(["setting", "clients", "data"], sort=False).final.agg(experiment.spread)
-    print(f"\nfinal accuracy (%), client orders by data orders\n{cells.unstack('data', sort=False).to_string()}")
+    print(f"\nfinal accuracy (%, mean +- std), client orders by data orders\n{cells.unstack('data', sort=False).to_string()}")
     experiment.print_gains(experiment.per_trial(df), "vanilla")
     rows = []
     for setting, trial in each.groupby(["setting", "trial"], sort=False).groups:  # an arm names only the flags that it reads

@@ -5,8 +5,8 @@ the federated gradient norm FGN. While it grows by at least a factor 1 + delta a
 learning period and the next round selects twice as many clients; else half as many. Any base may train inside.
 
 What differs from the paper, and why:
-- FGN is reported as eta ||g||^2 >= 0, g a client's gradient, without its printed minus sign: a ratio does not see it.
-- ||g||^2 is the mean over the local batches' gradients, which training computes anyway; --fgn per_sample follows the text.
+- FGN is reported as eta ||g||^2 >= 0, g a client's gradient, without the paper's minus sign: a ratio does not see it.
+- ||g||^2 is the mean ||g_batch||^2 over the local batches, which training computes anyway; --fgn per_sample follows the text.
 - The first round has no predecessor and counts as critical. After an FGN of 0 any growth is infinite.
 - Ours: --window, --select, --budget, --server-ema, the columns that say how much of FGN and of the aggregate is noise of the
   draw of clients, and every --arm but cl, base and random.
@@ -51,11 +51,11 @@ def by_size(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
 
     Clients lie on a line in random order, each as long as its pi_k; n points at distance 1 pick those they fall upon. The mean
     of sum_{k in S} w_k theta_k is sum_k pi_k w_k theta_k, so w_k = p_k / pi_k = 1/n is unbiased; these weights sum to 1 in
-    every draw. One random number moves the points of every n: 8 clients are among the 16 of the round (unless some pi_k is 1).
+    every draw. One random number places the points for every n: 8 clients are among the round's 16 (unless some pi_k is 1).
     """
     rng, pi = fl.streams("select by size", t), inclusion(fl.sizes, n)
     order = rng.permutation(len(pi))
-    points = n * rng.random() % 1 + np.arange(n)
+    points = np.arange(n) + (n * rng.random()) % 1
     clients = np.unique(order[np.searchsorted(np.cumsum(pi[order])[:-1], points, side="right")])
     return clients, fl.sizes[clients] / pi[clients], pi[clients], 0
 
@@ -70,7 +70,7 @@ def inclusion(sizes: np.ndarray, n: int) -> np.ndarray:
 
 
 def rule(select: str):
-    """The rule of --select. One of your own may have a learn(fl, state, t, clients, update), called after training."""
+    """The rule of --select. One of your own may have an attribute learn(fl, state, t, clients, update), for after training."""
     return SELECT.get(select) or experiment.named("--select", select, SELECT)
 
 
@@ -111,22 +111,22 @@ class Config(experiment.Config):
         choices=ARMS,
     )
     detector: str = flag("fgn", "what Eq. 2 judges: FGN, or FedFIM, the Fisher matrix' trace", choices=("fgn", "fim"))
-    fgn: str = flag("batch", "||g||^2 of local batches, of samples at the received net, or of their mean", choices=FGN)
+    fgn: str = flag("batch", "||g||^2 of local batches, of samples at the received net, or of their mean gradient", choices=FGN)
     detect_samples: int = flag(0, "samples of a client that per_sample, full and fim read, anew each round (0: all)", 0, 10**7)
     fgn_lr: bool = flag(True, "FGN = eta ||g||^2; --no-fgn-lr leaves eta out")
     delta: float = flag(0.01, "relative growth of FGN from which on a round is critical (inf: none)", low=0, high=float("inf"))
     window: int = flag(1, "compare the mean FGN of W rounds with that of the W before (1: the paper)", low=1, high=10**6)
     first_round_critical: bool = flag(True, "the first round, which has no predecessor, counts as critical")
-    fewest: int = flag(0, "arms cl, random: least clients of a round (0: half of --clients-per-round)", low=0, high=10**6)
+    fewest: int = flag(0, "fewest clients of a round of cl, random (0: half of --clients-per-round)", low=0, high=10**6)
     most: int = flag(0, "most clients of a round (0: all)", low=0, high=10**7)
     lr_decay: float = flag(0.99, "eta is multiplied by this after every round (1: constant)", above=0, high=1)
     p_double: float = flag(0.3, "arm random: probability of twice as many clients next", low=0, high=1)
     p_halve: float = flag(0.3, "arm random: probability of half as many", low=0, high=1)
     shift: float = flag(0.5, "arm shifted: by this fraction of the run FedCL's sizes come later", low=0, high=1)
-    kappa: float = flag(0.05, "arm rising: share of the noise of earlier rounds that a round forgets", low=0, below=1)
+    kappa: float = flag(0.05, "arm rising: share of earlier rounds' deviation that a round forgets", low=0, below=1)
     each: int = flag(0, "arms base, longer: clients of every round (0: --clients-per-round)", low=0, high=10**7)
-    select: str = flag("uniform", "how clients are drawn: uniform, size (by their samples) or MODULE:FUNCTION", kind=str)
-    budget: int = flag(0, "end every arm after N uploads; eta then falls by uploads (0: after --rounds)", low=0, high=10**9)
+    select: str = flag("uniform", "how clients are drawn: uniform, size (by their samples) or MODULE:FUNCTION")
+    budget: int = flag(0, "end every arm after N drawn clients; eta falls by them (0: after --rounds)", low=0, high=10**9)
     server_ema: float = flag(0.0, "test a mean of the global nets, ema <- s ema + (1 - s) theta_g (0: theta_g)", low=0, below=1)
 
     def check(self) -> None:
@@ -180,9 +180,9 @@ def squared_norms(model: common.Model, theta: Tensor, data: common.Data, groups:
     at_once = 1 if model.plain else max(1, min(64, floats // model.trainable))
     norms, x = [], data.images("train", model.dtype)
     for some in torch.as_tensor(groups, device=model.device).split(at_once):
-        net = model.bind(theta.expand(len(some), -1), grad=True)
+        net = model.bind(theta.expand(len(some), -1), grad=True)  # in eval mode; plain nets (torch's own layers) one at a time
         with torch.backends.cudnn.flags(enabled=not model.plain):  # cuDNN's LSTM has no backward pass in eval mode
-            log_p = F.log_softmax(net.head(net.features(common.inputs(x[some]))), -1)  # (g, B, classes)
+            log_p = F.log_softmax(net.head(net.features(common.inputs(x[some]))), -1)  # clients as channels; (g, B, classes)
             log_p_y, terms = log_p.gather(-1, data.y_train[some][..., None]), []
             pairs = zip(log_p.detach().exp()[:, 0].T, log_p[:, 0].T, strict=True) if fisher else [(1, log_p_y.mean((1, 2)))]
             for p, log_likelihood in pairs:  # (g,): a group's depends on its own row of the parameters alone
@@ -235,8 +235,8 @@ def signals(config: Config, fl: common.Federation, theta: Tensor, t: int, client
 
 
 def noise(theta: Tensor, weights: Tensor, w: np.ndarray, pi: np.ndarray) -> dict[str, float]:
-    """Of the aggregate sum_k w_k theta_k (ours): its variance V over the draw, the mean update's ||m||^2, nu = V / ||m||^2, and
-    the number of equally weighted clients n_eff that would average as well."""
+    """Returns, of the aggregate sum_k w_k theta_k (ours): its variance V over the draw, the mean update's ||m||^2 = m_sq, nu =
+    V / m_sq, and the number of equally weighted clients n_eff that would average as well."""
     mean, V = estimate(weights, w, pi)
     m_sq = float((mean - theta).square().sum())
     return {"V": V, "m_sq": m_sq, "nu": V / m_sq if m_sq else math.nan, "n_eff": float(1 / np.sum(w**2))}
@@ -261,7 +261,7 @@ def is_critical(history: Sequence[float], delta: float, window: int = 1, first: 
 
 
 def next_size(n: int, critical: bool, m: int, M: int, fewest: int = 0, most: int = 0) -> int:
-    """Lines 5 and 7 of Algorithm 2: double up to M, or halve down to half of the initial m."""
+    """Lines 5 and 7 of Algorithm 2: double up to `most` (M), or halve down to `fewest` (half of the initial m)."""
     return min(2 * n, most or M) if critical else max(n // 2, fewest or max(m // 2, 1))
 
 
@@ -273,9 +273,9 @@ def random_size(n: int, u: float, p_double: float, p_halve: float, limits: tuple
 def replayed_sizes(config: Config, rows: Sequence[dict]) -> np.ndarray:
     """The sizes (R,) of FedCL's `rows` in another order, or with the same sum: `constant`, `shifted`, `front`, `rising`.
 
-    The net after R rounds holds the noise sum_t c_t^2 V_t / n_t with c_t = (1 - kappa)^(R-1-t), least at sum n_t fixed for n_t
-    proportional to c_t sqrt(V_t). `rising` takes V_t for eta_t^2, since updates are proportional to the learning rate; under
-    --budget, with the eta_t that these very sizes lead to.
+    The net after R rounds holds the noise sum_t c_t^2 V_t / n_t with c_t = (1 - kappa)^(R-1-t), V_t of one client; at a fixed
+    sum of n_t it is least for n_t proportional to c_t sqrt(V_t). `rising` takes V_t for eta_t^2, since updates are proportional
+    to the learning rate; under --budget, with the eta_t that these very sizes lead to.
     """
     sizes = np.array([row["clients"] + row["dropped"] for row in rows])
     if config.arm == "shifted":
@@ -285,7 +285,7 @@ def replayed_sizes(config: Config, rows: Sequence[dict]) -> np.ndarray:
     most = max(config.most or config.clients, sizes.max())  # FedCL's own --most may be larger where --tune chose it
     t, n = np.arange(len(sizes)), spread(np.ones(len(sizes)), sizes.sum(), most)
     decays = t.astype(float)  # of eta
-    for _ in range(100 * (config.arm == "rising")):  # to the fixed point, by half of the way: whole steps may swing about it
+    for _ in range(100 * (config.arm == "rising")):  # to the fixed point by half steps: whole ones may oscillate
         log_share = t[::-1] * math.log(1 - config.kappa) + decays * math.log(config.lr_decay)
         n = spread(np.exp(log_share - log_share.max()), sizes.sum(), most)
         decays = (decays + (np.cumsum(n) - n) / config.clients_per_round) / 2 if config.budget else decays
@@ -330,7 +330,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         batches = [schedule(fl.shards[k], passes, config.batch_size, fl.streams("batches", t, k)) for k in clients]
         kept, update = fl.train(state, t, clients, batches, lr=eta)
         weights, pi = (values[np.isin(clients, kept)] for values in (weights, pi))
-        w = weights / weights.sum()  # of uniform draws N_k / sum of the selected's (Eq. 1)
+        w = weights / weights.sum()  # for uniform draws N_k / sum of the selected N_k (Eq. 1)
         seen = signals(config, fl, theta, t, kept, w, pi, update, eta) | noise(theta, update.weights, w, pi)
         if hasattr(rule(select), "learn"):
             with experiment.users(f"--select {select}"):

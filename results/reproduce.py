@@ -1,9 +1,9 @@
 """python results/reproduce.py [--list] [--scale small|reduced|paper] [--only A6 C2 ...] [--jobs 2]
 
 The runs behind the pages under results/, from reproduce.csv: place under results/ and runs/, the claims that it decides, scale,
-hours estimated on two cores, command. What is complete is skipped, what was stopped is resumed; what a page reads is then
-copied beside it, and pages.py writes the pages. `small` shows in minutes that everything runs, `reduced` is for two cores,
-`paper` is the papers' own setting.
+hours on two cores (measured where the run is here), command. What is complete is skipped, what was stopped is resumed; what a
+page reads is then copied beside it, and pages.py writes the pages. `small` shows in minutes that everything runs, `reduced` is
+for two cores, `paper` is the papers' own setting.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def publish(work: Work) -> None:
 def main(argv: list[str]) -> int:
     """The command line; the exit status of the first run that fails."""
     parser = argparse.ArgumentParser(description="the runs behind the pages")
-    parser.add_argument("--list", action="store_true", help="print them, with estimated hours on two cores, and stop")
+    parser.add_argument("--list", action="store_true", help="print them, with their hours on two cores, and stop")
     parser.add_argument("--scale", choices=("small", "reduced", "paper"), default="reduced")
     parser.add_argument("--only", nargs="+", default=[], metavar="CLAIM", help="those that these claims rest on; or places")
     parser.add_argument("--jobs", type=int, default=2)

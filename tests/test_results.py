@@ -1,8 +1,10 @@
 """results/claims.md against the summary.json files beside it: each claim has a row, each number is what the runs say."""
 
+import dataclasses
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -175,17 +177,43 @@ def test_no_command_is_typed_above_a_table(path):
         assert "python" not in above or not (RESULTS / run).exists(), run
 
 
-def test_reproduce_lists_commands_that_parse_and_claims_that_are(monkeypatch):
+@pytest.fixture
+def reproduce(monkeypatch):
     monkeypatch.syspath_prepend(str(RESULTS))
-    reproduce = importlib.import_module("reproduce")
+    return importlib.import_module("reproduce")
+
+
+def parsed(program: str, *flags: str) -> list:
+    """The configurations that a command runs, in a string each, without what leaves its numbers as they are."""
+    script = importlib.import_module(program.removesuffix(".py").replace("results/", ""))
+    presets = getattr(script, "PRESETS", importlib.import_module("fedavg_curriculum").PRESETS)
+    configs, *rest = experiment.parse(script.Config, presets, "doc", list(flags))
+    assert configs
+    return [str(dataclasses.replace(config, out="", jobs=1, resume=False, threads=1)) for config in configs]
+
+
+def test_reproduce_lists_commands_that_parse_and_claims_that_are(reproduce):
     for work in reproduce.RUNS:
-        program, *flags = work.command(2)
-        script = importlib.import_module(program.removesuffix(".py").replace("results/", ""))
-        presets = getattr(script, "PRESETS", importlib.import_module("fedavg_curriculum").PRESETS)
-        assert experiment.parse(script.Config, presets, "doc", flags), work
+        assert parsed(*work.command(2)), work
     listed = {claim for work in reproduce.RUNS for claim in work.claims.split()}
     assert listed <= {*CLAIMS} and {*CLAIMS} - listed == {"A14", "C4", "C5", "T1", "T2", "T3", "T4"}
     assert len({work.place for work in reproduce.RUNS}) == len(reproduce.RUNS)
+
+
+@pytest.mark.parametrize("place", sorted(set(re.findall(r"\]\(([^)]+)/summary\.json\)", PAGE))))
+def test_reproduce_makes_the_run_that_a_claim_names(reproduce, place):
+    """Its line in reproduce.csv is the command in its summary.json, but for the order of flags and where the run is kept."""
+    work = next(work for work in reproduce.RUNS if work.place == place)
+    _, *command = shlex.split(json.loads((RESULTS / place / "summary.json").read_text())["command"])
+    assert parsed(*work.command(1)) == parsed(*command)
+
+
+def test_reproduce_takes_places_and_refuses_what_it_does_not_know(reproduce, capsys):
+    assert reproduce.main(["--list", "--only", "fedcl_fgn/fmnist-fig6"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    with pytest.raises(SystemExit) as stopped:
+        reproduce.main(["--only", "C3", "C12"])
+    assert stopped.value.code == 2 and "--only C12: no claim" in capsys.readouterr().err
 
 
 def test_commands_are_those_of_the_runs():
