@@ -125,20 +125,9 @@ def inputs(x: Tensor) -> Tensor:
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's 80
 SEQUENCE = 80  # characters read before the one to predict
-TORCHVISION = {  # torchvision's class and options, and where it looks under --data-dir
-    "mnist": ("MNIST", {}, "MNIST/raw/*-ubyte"),
-    "fmnist": ("FashionMNIST", {}, "FashionMNIST/raw/*-ubyte"),
-    "emnist": ("EMNIST", {"split": "letters"}, "EMNIST/raw/emnist-letters-*-ubyte"),
-    "emnist-byclass": ("EMNIST", {"split": "byclass"}, "EMNIST/raw/emnist-byclass-*-ubyte"),
-    "cifar10": ("CIFAR10", {}, "cifar-10-batches-py/"),
-    "cifar100": ("CIFAR100", {}, "cifar-100-python/"),
-    "celeba": ("CelebA", {}, "celeba/img_align_celeba/ and celeba/*.txt"),
-}
-CRC32 = {"mnist": 0x3528FDDB, "fmnist": 0xC9293D1E}  # of the published pixels and labels: their raw files carry no checksum
-DATASETS = ("digits", *TORCHVISION, "shakespeare")
 
 
-def read_digits() -> tuple:
+def read_digits(root: Path) -> tuple:
     """scikit-learn's 1,797 real 8x8 digits, split 80/20 within each class, always the same, enlarged bilinearly to 28x28."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -150,19 +139,15 @@ def read_digits() -> tuple:
     return x_train, y_train, x_test, y_test
 
 
-def read_torchvision(name: str, root: Path) -> tuple:
+def read_torchvision(root: Path, kind: str, **options) -> list:
     """MNIST, Fashion-MNIST, EMNIST, CIFAR-10/100, downloaded where absent, in the published order."""
     from torchvision import datasets
 
-    kind, options, _ = TORCHVISION[name]
     parts = []
     for train in (True, False):
         part = getattr(datasets, kind)(root, train=train, download=True, **options)
-        x, y = np.asarray(part.data), np.asarray(part.targets)
-        parts += [x[..., None] if x.ndim == 3 else x, y - (name == "emnist")]  # letters count from 1
-    if name in CRC32 and functools.reduce(lambda crc, part: zlib.crc32(part.tobytes(), crc), parts, 0) != CRC32[name]:
-        raise ValueError("its pixels or labels are not the published ones: the checksum differs")
-    return tuple(parts)
+        parts += [np.asarray(part.data), np.asarray(part.targets) - (options.get("split") == "letters")]  # these count from 1
+    return parts
 
 
 def read_celeba(root: Path) -> tuple:
@@ -192,8 +177,7 @@ def read_shakespeare(root: Path) -> tuple:
     windows, owner = ([], []), []
     for role, speeches in enumerate(roles.values()):
         text = np.array([code.get(c, code[" "]) for c in "\n".join(speeches)])
-        cut = len(text) * 4 // 5
-        for test, part in enumerate((text[:cut], text[cut:])):
+        for test, part in enumerate(np.split(text, [len(text) * 4 // 5])):
             starts = range(0, len(part) - SEQUENCE, SEQUENCE)
             windows[test].extend(part[s : s + SEQUENCE + 1] for s in starts)
             owner += [role] * len(starts) * (not test)
@@ -203,7 +187,7 @@ def read_shakespeare(root: Path) -> tuple:
     return train[:, :-1], train[:, -1], test[:, :-1], test[:, -1], np.array(owner)
 
 
-def read_tree(root: Path) -> tuple:
+def read_tree(root: Path) -> list:
     """train/ and test/ with a folder of 8-bit images for each class, in the order of their names, as torchvision reads them."""
     from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
@@ -213,56 +197,68 @@ def read_tree(root: Path) -> tuple:
             raise ValueError(f"{links[0]} links to a folder that it lies in")
         names = sorted(folder.name for folder in split.iterdir() if folder.is_dir() and not folder.name.startswith("."))
         files = make_dataset(split, {name: label for label, name in enumerate(names)}, IMG_EXTENSIONS)  # (path, label) of each
-        shown = [file for file in files if not any(part.startswith(".") for part in Path(file[0]).relative_to(split).parts)]
+        shown = [file for file in files if f"{os.sep}." not in file[0][len(str(split)) :]]
         if hidden := sorted({*files} - {*shown}):
             print(f"{split}: skipped {len(hidden)} hidden images, such as {hidden[0][0]}", file=sys.stderr)
-        if len({label for _, label in shown}) < len(names) or classes not in (None, names):
+        images, labels = [read_image(path) for path, _ in shown], np.array([label for _, label in shown])
+        if len(np.unique(labels)) < len(names) or classes not in (None, names):
             raise ValueError("train/ and test/ must hold the same classes, and images of each")
         classes = names
-        parts += [np.stack([read_image(path) for path, _ in shown]), np.array([label for _, label in shown])]
-    return tuple(parts)
+        parts += [np.stack(images), labels]
+    return parts
 
 
 def read_image(path: Path) -> np.ndarray:
     """uint8 (H, W, 3). Raises ValueError for a mode with more than 8 bits, which PIL would clip to white."""
     from PIL import Image
 
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                if image.mode in ("I", "F") or image.mode.startswith("I;"):
-                    raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it first")
-                return np.asarray(image.convert("RGB"))
+        with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it first")
+            return np.asarray(image.convert("RGB"))
     except Exception as error:  # PIL has a word of its own for every damage
         raise ValueError(f"{path}: {error}") from None
 
 
+def read_npz(path: Path) -> list:
+    """x_train, y_train, x_test, y_test; owner, if there are natural clients. uint8, or floats in [0, 1]."""
+    with np.load(path, allow_pickle=False) as file:
+        return [file[part] for part in ("x_train", "y_train", "x_test", "y_test", "owner")[: 4 + ("owner" in file)]]
+
+
+CRC32 = {"mnist": 0x3528FDDB, "fmnist": 0xC9293D1E}  # of the published pixels and labels: their raw files carry no checksum
+ONLINE = "in --data-dir {} or connect to the network"
+DATASETS = {  # the reader, torchvision's class and options, and what to put where when it is not found
+    "digits": (read_digits, {}, ""),
+    "mnist": (read_torchvision, {"kind": "MNIST"}, f"MNIST/raw/*-ubyte {ONLINE}"),
+    "fmnist": (read_torchvision, {"kind": "FashionMNIST"}, f"FashionMNIST/raw/*-ubyte {ONLINE}"),
+    "emnist": (read_torchvision, {"kind": "EMNIST", "split": "letters"}, f"EMNIST/raw/emnist-letters-*-ubyte {ONLINE}"),
+    "emnist-byclass": (read_torchvision, {"kind": "EMNIST", "split": "byclass"}, f"EMNIST/raw/emnist-byclass-*-ubyte {ONLINE}"),
+    "cifar10": (read_torchvision, {"kind": "CIFAR10"}, f"cifar-10-batches-py/ {ONLINE}"),
+    "cifar100": (read_torchvision, {"kind": "CIFAR100"}, f"cifar-100-python/ {ONLINE}"),
+    "celeba": (read_celeba, {}, f"celeba/img_align_celeba/ and celeba/*.txt {ONLINE}"),
+    "shakespeare": (read_shakespeare, {}, "a text of 'SPEAKER:' blocks at --data-dir {}/tinyshakespeare.txt"),
+}
+
+
 @functools.lru_cache(maxsize=2)
 def load_data(name: str, root: str = "data", device: str = "cpu", size: int | None = None) -> Data:
-    """The data set `name`: one of DATASETS, an .npz file (x_train, y_train, x_test, y_test, owner if there are natural clients;
-    uint8 or floats in [0, 1]) or a folder with train/ and test/. Smaller images are padded with black to size x size. Read
-    once per process. Raises UsageError when the data is absent, damaged or ill-formed.
+    """The data set `name`: one of DATASETS, an .npz file (`read_npz`) or a folder with train/ and test/. Read once per process.
+
+    Smaller images are padded with black to size x size. Raises UsageError when the data is absent, damaged or ill-formed.
     """
-    path, hint = Path(root), ""
     if name not in DATASETS and not os.path.isdir(name) and not (name.endswith(".npz") and os.path.isfile(name)):
         raise UsageError(f"--dataset {name[:200]}: not one of {', '.join(DATASETS)}, nor an .npz file or folder that exists")
+    read, options, place = DATASETS.get(name) or (read_tree if os.path.isdir(name) else read_npz, {}, "")
     try:
-        if name == "digits":
-            arrays = read_digits()
-        elif name in TORCHVISION:
-            hint = f"; put {TORCHVISION[name][2]} in --data-dir {root} or connect to the network"
-            arrays = read_celeba(path) if name == "celeba" else read_torchvision(name, path)
-        elif name == "shakespeare":
-            hint = f"; put a text of 'SPEAKER:' blocks at --data-dir {root}/tinyshakespeare.txt"
-            arrays = read_shakespeare(path)
-        elif os.path.isdir(name):
-            arrays = read_tree(Path(name))
-        else:
-            with np.load(name, allow_pickle=False) as file:
-                arrays = [file[part] for part in ("x_train", "y_train", "x_test", "y_test", "owner")[: 4 + ("owner" in file)]]
+        arrays = read(Path(root if name in DATASETS else name), **options)
+        if name in CRC32 and zlib.crc32(b"".join(arrays)) != CRC32[name]:
+            raise ValueError("its pixels or labels are not the published ones: the checksum differs")
         return resident(*arrays, device=device, size=size)
     except Exception as error:  # zip, numpy, PIL and torchvision each have their own word for what is damaged or missing
+        hint = place and f"; put {place.format(root)}"
         raise UsageError(f"--dataset {name}: {first_line(error).rstrip(' :')}{hint}") from error
 
 
@@ -273,7 +269,7 @@ def resident(x_train, y_train, x_test, y_test, owner=None, *, device="cpu", size
         if np.issubdtype(x.dtype, np.floating) and x.size and x.min() >= 0 and x.max() <= 1:
             x = np.round(x * 255).astype(np.uint8)
         x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
-        if x.dtype not in (np.uint8, np.int64) or x.ndim != (4 if x.dtype == np.uint8 else 2) or x.size == 0:
+        if (x.dtype, x.ndim) not in ((np.uint8, 4), (np.int64, 2)) or x.size == 0:
             raise ValueError(f"x_{split} is {x.dtype} {x.shape}; wanted uint8 or floats in [0, 1], (n, H, W, C)")
         if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= 10**5:
             raise ValueError(f"y_{split} is {y.dtype} {y.shape}; wanted {len(x)} integers from 0 to 99999")
@@ -451,24 +447,24 @@ class Residual(nn.ModuleList):
 
 
 class Net(nn.Module):
-    """Client-aware layers up to the features (K, B, F), (B, K*F, 1, 1) where a pool ends them, and the linear head on them.
+    """Client-aware layers up to the features (K, B, F), (B, K*F, 1, 1) where a pool ends them, and the linear head on them."""
 
-    A `plain` net is made of torch's own layers, in `path/to/file.py:Class` as in `lstm`: it trains one client at a time.
-    """
-
-    def __init__(self, body: list[nn.Module], head: nn.Module, plain: bool = False):
+    def __init__(self, body: list[nn.Module], head: nn.Module):
         super().__init__()
-        self.features, self.head, self.plain = nn.Sequential(*body), head, plain
+        self.features, self.head = nn.Sequential(*body), head
 
 
-class Foreign(nn.Module):
-    """Somebody's own net, as the features of one client. What it raises is a UsageError that names it."""
+class Plain(nn.Module):
+    """A net of torch's own layers, `lstm` or somebody's, trains one client at a time. Its logits stand for its features.
+
+    What it raises is a UsageError that names it.
+    """
 
     def __init__(self, name: str, net: nn.Module):
         super().__init__()
-        self.name, self.net = name, net
+        self.name, self.net, self.head = name, net, nn.Identity()
 
-    def forward(self, x):
+    def features(self, x):
         try:
             return self.net(x)[None]
         except Exception as error:
@@ -570,8 +566,7 @@ class Model:
         net = self.drawn(0)  # with what a net of one's own draws and does not learn, permutations say
         whole = {name: b.to(device) for name, b in net.named_buffers() if not b.is_floating_point()}
         self.constants = {name: None if name.endswith("num_batches_tracked") else b for name, b in whole.items()}
-        self.skeleton = net.to("meta")
-        self.plain = getattr(self.skeleton, "plain", False)
+        self.skeleton, self.plain = net.to("meta"), isinstance(net, Plain)
         self.batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.skeleton.modules())
         parameters, buffers = dict(self.skeleton.named_parameters()), self.skeleton.named_buffers()
         self.parameters = {n: p for n, p in parameters.items() if p.requires_grad}
@@ -636,8 +631,7 @@ def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, no
     def build():
         file, _, cls = name.rpartition(":")
         net = runpy.run_path(file)[cls](*sizes) if own else NETS[name](*sizes, width)
-        if not isinstance(net, Net):  # an ordinary net from a batch to (B, classes): its logits stand for its features
-            net = Net([Foreign(name, net)], nn.Identity(), plain=True)
+        net = net if isinstance(net, Net) else Plain(name, net)  # from a batch to (B, classes)
         if any(getattr(m, "momentum", 0) is None for m in net.modules()):
             raise ValueError("a batch norm of momentum None counts its batches, and no count is averaged")
         if projection:  # features -> F -> ReLU -> 256 = z -> classes
@@ -652,14 +646,14 @@ def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, no
 
     try:
         model = Model(build, device, dtype)
-        [logits] = predict(model, model.init(0), data.images("test", dtype), [np.arange(1)])
-        if logits.shape != (1, data.classes):
-            raise ValueError(f"it returns {tuple(logits.shape)}, wanted {(1, data.classes)}")
-        if own:  # anyone's net may be detached, or have weights that it does not use
-            net = model.bind(model.init(0)[None], grad=True)
-            with torch.backends.cudnn.flags(enabled=False):  # cuDNN's LSTM has no backward pass in eval mode
-                logits = net.head(net.features(inputs(data.images("train", dtype)[None, :1])))
-                torch.autograd.grad(F.cross_entropy(logits[0], data.y_train[:1]), net.leaves)
+        net = model.bind(model.init(0)[None], grad=True)
+        with torch.backends.cudnn.flags(enabled=False):  # cuDNN's LSTM has no backward pass in eval mode
+            [logits] = net.head(net.features(inputs(data.images("train", dtype)[None, :1])))
+            if logits.shape != (1, data.classes):
+                raise ValueError(f"it returns {tuple(logits.shape)}, wanted {(1, data.classes)}")
+            torch.autograd.grad(
+                F.cross_entropy(logits, data.y_train[:1]), net.leaves
+            )  # it may be detached, or not use a weight
     except (Exception, SystemExit) as error:  # torch's word for sizes that do not fit, or whatever somebody's own file raises
         wants = "CLASS(channels, side, classes)" if own else "lstm reads text, lenet5 images from 16x16, big nets 32x32"
         said = f"cannot learn from samples of shape {shape} ({wants}): {first_line(error.__cause__ or error)}"
