@@ -309,7 +309,7 @@ def partition(kind, labels, clients, alpha, rng, min_size=1, owner=None, own_cla
     dirichlet-ext     owners as in label-skew; each class is split over its owners with shares ~ Dir(alpha)
     natural           clients are drawn from the data's own (speaking roles, celebrities); the others' samples are left out
 
-    A client below `min_size` is filled from the largest clients. Raises UsageError when there are too few samples.
+    A client below `min_size` is filled, sample by sample, from the largest. Raises UsageError when there are too few samples.
     """
     if kind == "natural":
         if owner is None:
@@ -321,46 +321,35 @@ def partition(kind, labels, clients, alpha, rng, min_size=1, owner=None, own_cla
         return [np.flatnonzero(owner == name) for name in np.sort(rng.choice(able, clients, replace=False))], 0
     if clients * min_size > len(labels):
         raise UsageError(f"--clients {clients}: {len(labels)} training samples are fewer than --min-size {min_size} for each")
-    owners = rng.permutation(np.arange(len(labels)) % clients)  # the client of each sample
-    classes = [rng.permutation(np.flatnonzero(labels == c)) for c in range(int(labels.max()) + 1)]
+    owners, C = rng.permutation(np.arange(len(labels)) % clients), int(labels.max()) + 1  # the client of each sample
+    classes = [rng.permutation(np.flatnonzero(labels == c)) for c in range(C)]
+    holders = [np.arange(clients)] * C  # of each class
+    if kind in ("label-skew", "dirichlet-ext"):
+        others = rng.random((clients, C - 1)).argsort(1)[:, : own_classes - 1] + 1
+        owned = (np.arange(clients)[:, None] + np.pad(others, ((0, 0), (1, 0)))) % C  # (clients, own_classes)
+        holders = [np.flatnonzero((owned == c).any(1)) for c in range(C)]
+        holders = [own if len(own) else rng.integers(clients, size=1) for own in holders]  # what nobody drew gets one owner
     if kind in ("label-skew", "dirichlet", "dirichlet-ext"):
-        everyone = [np.arange(clients)] * len(classes)
-        holders = everyone if kind == "dirichlet" else class_owners(clients, len(classes), own_classes, rng)
         for index, own in zip(classes, holders, strict=True):
             shares = np.full(len(own), 1 / len(own)) if kind == "label-skew" else rng.dirichlet(np.full(len(own), alpha))
             ends = np.cumsum(shares) * len(index)  # owner j gets shares[j] of the class, rounded
             owners[index] = own[np.searchsorted(ends[:-1], np.arange(len(index)) + 0.5)]
     elif kind == "dirichlet-client":  # each slot asks for a class by its client's shares, or takes what is left
-        shares, left = rng.dirichlet(np.full(len(classes), alpha), clients), np.array([len(index) for index in classes])
+        shares, left = rng.dirichlet(np.full(C, alpha), clients), np.array([len(index) for index in classes])
         for slot in owners.copy():
             weight = shares[slot] * (left > 0)
             weight = weight if weight.sum() > 0 else left
             c = np.searchsorted(np.cumsum(weight), rng.random() * weight.sum(), side="right")
             left[c] -= 1
             owners[classes[c][left[c]]] = slot
-    moved = fill(owners, np.bincount(owners, minlength=clients), min_size, rng)
-    return np.split(np.argsort(owners, kind="stable"), np.cumsum(np.bincount(owners, minlength=clients))[:-1]), moved
-
-
-def class_owners(clients: int, classes: int, own: int, rng) -> list[np.ndarray]:
-    """For each class its owners: client i owns class i mod C and own - 1 others; a class that nobody drew gets one owner."""
-    others = rng.random((clients, classes - 1)).argsort(1)[:, : own - 1] + 1
-    owned = (np.arange(clients)[:, None] + np.pad(others, ((0, 0), (1, 0)))) % classes  # (clients, own)
-    owners = [np.flatnonzero((owned == c).any(1)) for c in range(classes)]
-    return [index if len(index) else rng.integers(clients, size=1) for index in owners]
-
-
-def fill(owners, counts, min_size, rng) -> int:
-    """Moves samples one at a time, each a random one of the largest client, to those below `min_size`; returns how many."""
-    receivers = np.repeat(np.arange(len(counts)), np.maximum(min_size - counts, 0))
-    shuffled = rng.permutation(len(owners))
-    order = shuffled[np.argsort(owners[shuffled], kind="stable")]  # by owner, at random within
-    begins, left = np.cumsum(counts) - counts, counts.copy()
-    for client in receivers:
-        giver = left.argmax()  # of equals the first
-        left[giver] -= 1
-        owners[order[begins[giver] + left[giver]]] = client
-    return len(receivers)
+    index, counts = rng.permutation(len(owners)), np.bincount(owners, minlength=clients)
+    shards = [[*own] for own in np.split(index[np.argsort(owners[index], kind="stable")], np.cumsum(counts)[:-1])]
+    receivers = np.repeat(np.arange(clients), np.maximum(min_size - counts, 0))
+    for client in receivers:  # a random sample of the largest client, of equals the first
+        giver = counts.argmax()
+        counts[giver] -= 1
+        shards[client].append(shards[giver].pop())
+    return [np.sort(np.array(own, dtype=int)) for own in shards], len(receivers)
 
 
 def epochs_of_batches(shard: np.ndarray, epochs: int, batch_size: int, rng: np.random.Generator) -> np.ndarray:
