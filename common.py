@@ -212,12 +212,13 @@ def read_image(path: Path) -> np.ndarray:
     """uint8 (H, W, 3). Raises ValueError for a mode with more than 8 bits, which PIL would clip to white."""
     from PIL import Image
 
-    warnings.simplefilter("error", Image.DecompressionBombWarning)
     try:
-        with Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it first")
-            return np.asarray(image.convert("RGB"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                if image.mode.startswith(("I", "F")):
+                    raise ValueError(f"mode {image.mode} has more than 8 bits a channel; convert it first")
+                return np.asarray(image.convert("RGB"))
     except Exception as error:  # PIL has a word of its own for every damage
         raise ValueError(f"{path}: {error}") from None
 
@@ -640,9 +641,7 @@ def build_model(name, data: Data, device="cpu", dtype=torch.float32, width=0, no
             [logits] = net.head(net.features(inputs(data.images("train", dtype)[None, :1])))
             if logits.shape != (1, data.classes):
                 raise ValueError(f"it returns {tuple(logits.shape)}, wanted {(1, data.classes)}")
-            torch.autograd.grad(
-                F.cross_entropy(logits, data.y_train[:1]), net.leaves
-            )  # it may be detached, or not use a weight
+            torch.autograd.grad(F.cross_entropy(logits, data.y_train[:1]), net.leaves)  # all weights must be used
     except (Exception, SystemExit) as error:  # torch's word for sizes that do not fit, or whatever somebody's own file raises
         wants = "CLASS(channels, side, classes)" if own else "lstm reads text, lenet5 images from 16x16, big nets 32x32"
         said = f"cannot learn from samples of shape {shape} ({wants}): {first_line(error.__cause__ or error)}"

@@ -1473,10 +1473,9 @@ def test_the_poor_are_filled_from_the_largest_at_random():
     assert sorted(len(s) for s in shards) == [8, 8, 8, 8, 68] and moved == 32
     given = np.sort(np.concatenate([s for s in shards if len(s) == 8]))
     assert np.ptp(given) > 40  # not the largest client's first or last samples
-    owners = np.repeat(np.arange(4), (50, 49, 1, 0))
-    counts = np.bincount(owners, minlength=4)
-    assert common.fill(owners, counts, 11, np.random.default_rng(0)) == 21
-    assert np.bincount(owners).tolist() == [39, 39, 11, 11]  # in turn from whoever has most
+    labels = np.repeat(np.arange(4), (50, 48, 1, 1))  # client i owns class i
+    shards, moved, _ = cut("label-skew", labels, 4, min_size=11, own_classes=1)
+    assert [len(s) for s in shards] == [39, 39, 11, 11] and moved == 20  # in turn from whoever has most
 
 
 def test_iid_sizes_and_mixture():
