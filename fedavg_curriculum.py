@@ -6,8 +6,7 @@ data), sorts them, and trains on the g(t) easiest: the pacing function g grows f
 
 What differs from the paper, and why:
 - The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root miss N, step overshoots it
-  and the exponential collapses to N.
-- Samples are sorted by loss, which is the printed score 1/loss read from the other end.
+  and the exponential collapses to N. Samples are sorted by loss, the printed score 1/loss read from the other end.
 - Every order takes the same T = E ceil(N/B) steps (E epochs, batches of B) of min(B, N) samples: a batch in which a pass over
   the admitted samples ends is filled from the next pass. With b = 1 curriculum, anti, random, fixed, vanilla are one program.
 - The paper's random draws anew at each step (here `random-step`); `random` draws one permutation in each round.
@@ -15,7 +14,7 @@ What differs from the paper, and why:
 - Not in the paper: `shuffled`, `weighted` and `fixed` tell order from exposure; `balanced`, the thresholds, FedLC are rivals.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,8 +24,9 @@ import experiment
 from experiment import flag
 
 ORDERS = ("curriculum", "anti", "random", "vanilla")
-EXTRA = ("random-step", "shuffled", "weighted", "fixed", "balanced", "threshold", "hard-threshold")
+EXTRA = ("random-step", "shuffled", "weighted", "fixed", "balanced", "threshold", "hard-threshold")  # controls and rivals
 UNSCORED = ("random", "vanilla", "random-step", "fixed")  # orders that ask for no difficulty
+UNPACED = ("vanilla", "random-step")  # orders that draw from all samples at every step
 SCORES = ("G", "L", "LG", "G_pred", "L_pred", "LG_pred", "E")
 LOCAL = ("L", "LG", "L_pred", "LG_pred")  # scores that ask the client's own model
 PACINGS = ("linear", "quadratic", "root", "step", "exponential")
@@ -54,7 +54,7 @@ class Config(experiment.Config):
         "G",
         f"difficulty, one of {', '.join(SCORES)}: loss or errors of the global (G), own (L), both (LG) or an expert (E) model; "
         "or MODULE:FUNCTION of your own, (logits, labels, losses) -> keys, small = easy",
-        kind=lambda name: (name in SCORES or experiment.named("--score", name, SCORES)) and name,  # refused if not found
+        kind=lambda word: word if word in SCORES or experiment.named("--score", word, SCORES) else "",  # refused if not found
     )
     lg_pred: str = flag("disagree", "LG_pred: do models disagree, or how many err", choices=("disagree", "errors"))
     pacing: str = flag("linear", "shape of g(t)", choices=PACINGS)
@@ -68,14 +68,27 @@ class Config(experiment.Config):
     expert_epochs: int = flag(5, "central epochs of the expert that E scores with", 1, 1000)
 
 
+def name(config) -> str:
+    """The order, with the tau of FedLC where it acts."""
+    return f"{config.order} fedlc={config.fedlc:g}" if config.fedlc else config.order
+
+
+def unread(config) -> list[str]:
+    """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
+    scored, paced = config.order not in UNSCORED, config.order not in UNPACED
+    falls = config.lr_alpha > 0 and config.lr_power > 0  # eta
+    read = {"score": scored, "lg_pred": scored and config.score == "LG_pred", "expert_epochs": scored and config.score == "E"}
+    read |= {"pacing": paced and not config.order.endswith("threshold"), "refresh": config.order != "random-step"}
+    read |= dict.fromkeys(("pacing_a", "pacing_b", "pacing_scope"), paced) | dict.fromkeys(("lr_alpha", "lr_power"), falls)
+    return [*common.BASES[config.base].unread, *(option for option, effective in read.items() if not effective)]
+
+
 # ------------------------------------------------------------------------------------------------------ the curriculum
 
 
 def pacing(family: str, t: np.ndarray, T: int, N: int, a: float, b: float) -> np.ndarray:
     """g(t), the number of admitted samples at steps t (any shape), in [1, N]. Supplement Table 5, corrected."""
-    if a == 0 or b >= 1:
-        return np.full(np.shape(t), N)
-    x = np.minimum(np.asarray(t) / (a * T), 1)
+    x = np.minimum(np.asarray(t) / (a * T), 1) if a else np.ones(np.shape(t))
     shapes = {"linear": x, "quadratic": x**2, "root": np.sqrt(x), "step": np.floor(x + 1e-9)}
     shapes["exponential"] = np.expm1(10 * x) / np.expm1(10)
     return np.clip(np.floor(N * b + N * (1 - b) * shapes[family] + 1e-9).astype(int), 1, N)  # 1e-9: 399, not 398.99...
@@ -83,27 +96,23 @@ def pacing(family: str, t: np.ndarray, T: int, N: int, a: float, b: float) -> np
 
 def difficulty(config, fl: common.Federation, state: dict, clients: np.ndarray, expert_loss) -> list[np.ndarray]:
     """Each client's keys (n_m,), ascending = easy (Section 3.1). Before its first round a client's own model is theta_g."""
-    own, theta_g = [fl.shards[m] for m in clients], fl.received(state, clients)
+    shards, theta_g = [fl.shards[m] for m in clients], fl.received(state, clients)
     if config.score == "E":
-        return [expert_loss[shard] for shard in own]
-    y = [fl.data.y_train[shard].cpu().numpy() for shard in own]
-    G = common.score(fl.model, theta_g, fl.data, own, config.chunk)
+        return [expert_loss[shard] for shard in shards]
+    labels, keys = [fl.data.y_train[shard].cpu().numpy() for shard in shards], []
+    G = L = common.score(fl.model, theta_g, fl.data, shards, config.chunk)
     if config.score not in SCORES:
-        logits = common.predict(fl.model, theta_g, fl.data.images("train", fl.model.dtype), own, config.chunk)
-        return [own_keys(config.score, z.cpu().numpy(), y_m, loss) for z, y_m, (loss, _) in zip(logits, y, G, strict=True)]
-    L = G
+        logits = common.predict(fl.model, theta_g, fl.data.images("train", fl.model.dtype), shards, config.chunk)
+        return [own_keys(config.score, z.cpu().numpy(), y, loss) for z, y, (loss, _) in zip(logits, labels, G, strict=True)]
     if config.score in LOCAL:
-        held = [state["held"].get(int(m), start) for m, start in zip(clients, theta_g.expand(len(clients), -1), strict=True)]
-        L = common.score(fl.model, torch.stack(held), fl.data, own, config.chunk)
-    return [key(config, *each) for each in zip(y, G, L, strict=True)]
-
-
-def key(config, y, G, L) -> np.ndarray:
-    """One client's keys from (loss, predicted class) under the global and the local model, each (n_m,)."""
-    (loss_G, predicted_G), (loss_L, predicted_L) = G, L
-    keys = {"G": loss_G, "L": loss_L, "LG": (loss_L + loss_G) / 2, "G_pred": predicted_G != y, "L_pred": predicted_L != y}
-    keys["LG_pred"] = predicted_L != predicted_G if config.lg_pred == "disagree" else 1 * keys["G_pred"] + keys["L_pred"]
-    return keys[config.score].astype(float)
+        theta_m = torch.stack([state["held"].get(m, state["weights"]) for m in clients.tolist()])
+        L = common.score(fl.model, theta_m, fl.data, shards, config.chunk)
+    for y, (loss_G, guess_G), (loss_L, guess_L) in zip(labels, G, L, strict=True):
+        wrong_G, wrong_L = 1.0 * (guess_G != y), 1.0 * (guess_L != y)
+        table = {"G": loss_G, "L": loss_L, "LG": (loss_L + loss_G) / 2, "G_pred": wrong_G, "L_pred": wrong_L}
+        table["LG_pred"] = 1.0 * (guess_L != guess_G) if config.lg_pred == "disagree" else wrong_G + wrong_L
+        keys.append(table[config.score])
+    return keys
 
 
 def own_keys(name: str, logits: np.ndarray, y: np.ndarray, loss: np.ndarray) -> np.ndarray:
@@ -133,36 +142,36 @@ def sort(order: str, keys: np.ndarray | None, y: np.ndarray, rng: np.random.Gene
     return places
 
 
-def admitted(config, order: str, keys: np.ndarray | None, steps: np.ndarray, T: int, N: int) -> np.ndarray:
+def admitted(config, keys: np.ndarray | None, steps: np.ndarray, T: int, N: int) -> np.ndarray:
     """g (len(steps),): how many of the N sorted samples are drawn from at `steps` out of T; `keys` (N,) are sorted alike.
 
     threshold: losses <= lambda, which rises in a T steps from the loss of sample b N to the largest (self-paced learning,
     Kumar et al., 2010). hard-threshold: losses >= lambda, from the smallest up to that of the hardest b N (the idea of
     FedBalancer, Shin et al., 2022).
     """
-    if order in ("vanilla", "random-step"):
-        return np.full(len(steps), N)
-    if not order.endswith("threshold"):
-        return pacing(config.pacing, steps, T, N, config.pacing_a, config.pacing_b)
+    if not config.order.endswith("threshold"):
+        return pacing(config.pacing, steps, T, N, config.pacing_a, 1 if config.order in UNPACED else config.pacing_b)
     x = np.minimum(steps / (config.pacing_a * T), 1) if config.pacing_a else np.ones(len(steps))  # how far lambda rose
-    x, keys = (x, keys) if order == "threshold" else (1 - x, -keys)  # hard ones are sorted from the largest loss down
+    if config.order == "hard-threshold":  # its keys fall, and its lambda moves from the last one back
+        x, keys = 1 - x, -keys
     first, last = keys[max(1, int(config.pacing_b * N + 1e-9)) - 1], keys[-1]
-    return np.searchsorted(keys, np.where(x < 1 - 1e-9, first + x * (last - first), last), side="right")
+    limit = np.where(x < 1 - 1e-9, first + x * (last - first), last)  # lambda
+    return np.searchsorted(keys, limit, side="right")
 
 
 def paced_batches(ordered: np.ndarray, g: np.ndarray, batch_size: int, refresh: str, rng: np.random.Generator) -> np.ndarray:
-    """The index schedule (T, B) of one client: step t draws min(B, N) of the first g[t] samples; -1: none.
+    """The index schedule (T, B) of one client: a step draws min(B, N) of the first g[step] samples; -1: none.
 
     refresh 'pass' draws without replacement until the prefix is used up, then goes on, in the same batch, with the prefix of
     that step; 'step' reads it at every step. It is sorted by index before it is shuffled: only who is admitted matters.
     """
     batches, queue = np.full((len(g), batch_size), -1, dtype=np.int64), ordered[:0]
     B = min(batch_size, len(ordered))
-    for t, size in enumerate(g):
+    for step, size in enumerate(g):
         queue = queue[:0] if refresh == "step" else queue
         while len(queue) < B:
             queue = np.concatenate([queue, rng.permutation(np.sort(ordered[:size]))])
-        batches[t, :B], queue = queue[:B], queue[B:]
+        batches[step, :B], queue = queue[:B], queue[B:]
     return batches
 
 
@@ -171,31 +180,30 @@ def schedule(config, shard, keys, y, streams: common.Streams, t: int, m: int) ->
 
     shard, keys, y (N,): the client's samples with difficulty (None where the order asks for none) and label.
     """
+    own = shard, keys, y, streams, t, m
+    if config.order == "shuffled":  # the curriculum's batches, at other times
+        batches, weights = schedule(replace(config, order="curriculum"), *own)
+        return streams("shuffled", t, m).permutation(batches), weights
+    if config.order == "weighted":  # vanilla's batches, a sample weighted by the visits that the curriculum pays it
+        batches, _ = schedule(replace(config, order="vanilla"), *own)
+        easy_first, _ = schedule(replace(config, order="curriculum"), *own)
+        visits = np.bincount(easy_first[easy_first >= 0], minlength=shard.max() + 1)
+        return batches, visits[batches] * len(shard) / visits.sum()  # of mean 1 over the shard; unused where batches is -1
     N, T = len(shard), config.epochs * -(-len(shard) // config.batch_size)
     first, horizon = (0, T) if config.pacing_scope == "round" else (t * T, config.rounds * T)
-
-    def paced(order):
-        places = sort(order, keys, y, streams("fixed order", m) if order == "fixed" else streams("ties", t, m))
-        g = admitted(config, order, None if keys is None else keys[places], first + np.arange(T), horizon, N)
-        refresh = "step" if order == "random-step" else config.refresh
-        return paced_batches(shard[places], g, config.batch_size, refresh, streams("batches", t, m))
-
-    if config.order == "weighted":  # vanilla's batches, a sample weighted by the visits that the curriculum pays it
-        batches, easy_first = paced("vanilla"), paced("curriculum")
-        visits = np.bincount(easy_first[easy_first >= 0], minlength=shard.max() + 1)
-        return batches, visits[batches] * N / visits.sum()  # of mean 1 over the shard; unused where batches is -1
-    batches = paced("curriculum" if config.order == "shuffled" else config.order)
-    if config.order == "shuffled":  # the curriculum's batches, at other times
-        batches = streams("shuffled", t, m).permutation(batches)
+    places = sort(config.order, keys, y, streams("fixed order", m) if config.order == "fixed" else streams("ties", t, m))
+    g = admitted(config, None if keys is None else keys[places], first + np.arange(T), horizon, N)
+    refresh = "step" if config.order == "random-step" else config.refresh
+    batches = paced_batches(shard[places], g, config.batch_size, refresh, streams("batches", t, m))
     return batches, np.ones(batches.shape)
 
 
-class CurriculumBatchSampler(torch.utils.data.Sampler):
+class CurriculumBatchSampler(list):
     """A client's round, all E epochs of it: DataLoader(dataset, batch_sampler=CurriculumBatchSampler(labels, keys, round)).
 
-    labels and keys (n,) are those of the dataset's samples, flags this script's (rounds=, if pacing_scope="global"). Of batch
-    i weights[i, :len(batch)] belong to the losses: ones, but for order="weighted". ValueError for a flag that the command
-    line refuses, or keys that are not n finite numbers.
+    It is the list of the batches. labels and keys (n,) are those of the dataset's samples, flags this script's (rounds=, if
+    pacing_scope="global"). Of batch i weights[i, :len(batch)] belong to the losses: ones, but for order="weighted".
+    ValueError for a flag that the command line refuses, or keys that are not n finite numbers.
     """
 
     def __init__(self, labels, keys=None, round: int = 0, client: int = 0, order: str = "curriculum", **flags):
@@ -203,13 +211,8 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
         keys = None if keys is None and order in UNSCORED else np.asarray(keys, dtype=float)
         if keys is not None and (keys.shape != y.shape or not np.isfinite(keys).all()):
             raise ValueError(f"order {order!r}: wanted a finite key for each of {len(y)} samples")
-        self.batches, self.weights = schedule(config, np.arange(len(y)), keys, y, common.Streams(config.seed), round, client)
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __iter__(self):
-        return (batch[batch >= 0].tolist() for batch in self.batches)
+        batches, self.weights = schedule(config, np.arange(len(y)), keys, y, common.Streams(config.seed), round, client)
+        super().__init__(batch[batch >= 0].tolist() for batch in batches)
 
 
 # ---------------------------------------------------------------------------------------------------------- the rounds
@@ -217,10 +220,10 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
 
 def federate(config: Config, data: common.Data, run: experiment.Run, observer=None) -> None:
     """Algorithm 1 for one order. An `observer`, as that of results/explain.py, adds columns to each round."""
-    fl, y, expert_loss = common.Federation(config, data, run.streams), data.y_train.cpu().numpy(), None
-    observe = observer(run, fl) if observer else lambda *_: {}
-    scored = observer is not None or config.order not in UNSCORED
-    local = scored and config.score in LOCAL
+    fl, y = common.Federation(config, data, run.streams), data.y_train.cpu().numpy()
+    observe = observer and observer(run, fl)
+    scored = observe or config.order not in UNSCORED
+    local, expert_loss = scored and config.score in LOCAL, None
     if scored and config.score == "E":
         typed = run.other(hold_out=config.hold_out)  # the flags as typed, save what --tune holds out: all arms ask one expert
         central = typed.config.federation(data, run.streams)
@@ -231,25 +234,24 @@ def federate(config: Config, data: common.Data, run: experiment.Run, observer=No
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)  # S_t
         keys = difficulty(config, fl, state, clients, expert_loss) if scored else [None] * len(clients)
-        own = [fl.shards[m] for m in clients]
-        made = [schedule(config, s, k, y[s], run.streams, t, m) for s, k, m in zip(own, keys, clients, strict=True)]
-        batches, weights = zip(*made, strict=True)
-        columns = observe(state, t, clients, keys, made)
-        columns |= {"fallback": float(np.mean([int(m) not in state["held"] for m in clients]))} if local else {}  # no own yet
-
+        shards = [fl.shards[m] for m in clients]
+        schedules = [schedule(config, s, k, y[s], run.streams, t, m) for s, k, m in zip(shards, keys, clients, strict=True)]
+        columns = observe(state, t, clients, keys, schedules) if observe else {}
+        batches, weights = zip(*schedules, strict=True)
         eta = config.lr * (1 + config.lr_alpha * np.arange(max(map(len, batches)))) ** -config.lr_power  # anew in every round
-        options = {"lr": eta, "weights": weights} | (fedlc(config, fl, [y[s] for s in own]) if config.fedlc else {})
-        kept, update = fl.train(state, t, clients, batches, **options)  # theta_m <- train(theta_g, {x_1, ..., x_g(t)}), all m
+        how = {"lr": eta, "weights": weights} | (fedlc(config, fl, [y[s] for s in shards]) if config.fedlc else {})
+        kept, update = fl.train(state, t, clients, batches, **how)  # theta_m <- train(theta_g, {x_1, ..., x_g(t)}), all m
         fl.aggregate(state, kept, update)  # theta_g^{t+1}
         if local:
-            state["held"].update({int(m): theta_m.clone() for m, theta_m in zip(kept, update.weights, strict=True)})
+            columns["fallback"] = np.mean([m not in state["held"] for m in clients.tolist()])  # had no model of their own yet
+            state["held"] |= {m: theta_m.clone() for m, theta_m in zip(kept.tolist(), update.weights, strict=True)}
         columns |= fl.cost(clients, update) | (fl.test(state) if run.due(t) else {})
-        run.record(t, len(kept), len(clients) - len(kept), **columns, train_loss=float(update.loss.mean()))
+        run.record(t, len(kept), len(clients) - len(kept), **columns, train_loss=update.loss.mean())
 
 
 def fedlc(config, fl: common.Federation, labels: list[np.ndarray]) -> dict:
-    """FedLC (Zhang et al., 2022): cross-entropy of logits - tau n_c^(-1/4), n_c the number of its samples of class c. The
-    paper's denominator leaves out the true class, which would let the loss fall without bound."""
+    """What FedLC (Zhang et al., 2022) asks of the trainer: cross-entropy of logits - tau n_c^(-1/4), n_c the number of a
+    client's samples of class c. The paper's denominator leaves out the true class: then the loss may fall without bound."""
     n = np.stack([np.bincount(y, minlength=fl.data.classes) for y in labels]).clip(1e-8)  # (K, C), nowhere 0
     margin = torch.as_tensor(config.fedlc * n**-0.25, device=fl.model.device, dtype=fl.model.dtype)
 
@@ -260,18 +262,6 @@ def fedlc(config, fl: common.Federation, labels: list[np.ndarray]) -> dict:
     return {"loss": loss, "per_client": {"margin": margin}}
 
 
-# ------------------------------------------------------------------------------------------------ figure, presets, main
-
-
-def unread(config) -> list[str]:
-    """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
-    score, falls = None if config.order in UNSCORED else config.score, config.lr_alpha > 0 and config.lr_power > 0
-    read = {"score": score, "lg_pred": score == "LG_pred", "expert_epochs": score == "E", "lr_alpha": falls, "lr_power": falls}
-    read |= dict.fromkeys(("pacing", "pacing_a", "pacing_b", "pacing_scope"), config.order not in ("vanilla", "random-step"))
-    read |= {"pacing": read["pacing"] and not config.order.endswith("threshold"), "refresh": config.order != "random-step"}
-    return [*common.BASES[config.base].unread, *(name for name, effective in read.items() if not effective)]
-
-
 def report(df, runs, folder) -> None:
     """Prints the gains over vanilla; orders.png: final accuracy (%) by order, mean +- std, a panel per setting."""
     experiment.print_gains(each := experiment.per_trial(df), "vanilla")
@@ -279,7 +269,8 @@ def report(df, runs, folder) -> None:
 
 
 CIFAR10 = "--dataset cifar10 --clients 100 --rounds 100 --epochs 10 --lr 0.001 --lr-alpha 0.001 --order curriculum anti random"
-ALL, BETAS, BASES = f"{CIFAR10} vanilla", "--alpha 0.05 0.2 0.9", ("fedavg", "fedprox", "fednova", "scaffold")
+ALL, BETAS = f"{CIFAR10} vanilla", "--alpha 0.05 0.2 0.9"
+BASES = ("fedavg", "fedprox", "fednova", "scaffold")  # of Tables 1 to 4
 CIFAR100 = f"{ALL} --dataset cifar100 --model resnet9 --lr 0.01 --lr-power 0 --weight-decay 0 {BETAS}"
 PACED = "--pacing linear quadratic root step exponential --pacing-a 0.1 0.5 0.8"
 EXPOSURE = f"{ALL} {' '.join(EXTRA)} --rounds 40 --epochs 5 --lr 0.01 --lr-power 0 --trials 5"
@@ -298,11 +289,6 @@ PRESETS = {  # of a flag given twice the last counts; --list-presets prints what
     "fig12": f"{CIFAR10} --alpha 0.05 {PACED}  # pacing family and a, Dir(.05)",
     "exposure": f"{EXPOSURE} --alpha 0.05 0.9  # not the paper's: is it order or exposure? and rivals",
 }
-
-
-def name(config) -> str:
-    """The order, with the tau of FedLC where it acts."""
-    return f"{config.order} fedlc={config.fedlc:g}" if config.fedlc else config.order
 
 
 def main(argv=None) -> None:

@@ -240,7 +240,7 @@ def test_global_pacing_ends_exactly_at_a_times_all_steps(order, rounds):
     for t in range(rounds):
         steps = t * T + np.arange(T)
         keys = np.arange(12.0)
-        g += script.admitted(config, order, keys, steps, rounds * T, 12).tolist()
+        g += script.admitted(config, keys, steps, rounds * T, 12).tolist()
     half = rounds * T // 2
     assert g[half] == 12 and g[half - 1] == (1 if order == "curriculum" else 11) and g[0] == 1 and g == sorted(g)
     drawn = np.concatenate([made(config, order, 12, t=t, m=0, keys=np.arange(12.0)) for t in range(rounds)])[:, 0] - 100
@@ -319,8 +319,8 @@ def test_thresholds_by_a_loop(order):
             count = (
                 sum(v <= wanted + 1e-12 for v in losses) if order == "threshold" else sum(v >= wanted - 1e-12 for v in losses)
             )
-            assert script.admitted(config, order, keys, np.array([step]), 40, 20).tolist() == [count]
-        ends = script.admitted(config, order, keys, np.array([0, 39]), 40, 20).tolist()
+            assert script.admitted(config, keys, np.array([step]), 40, 20).tolist() == [count]
+        ends = script.admitted(config, keys, np.array([0, 39]), 40, 20).tolist()
         assert ends == ([6, 20] if order == "threshold" else [20, 6])
 
 
@@ -330,17 +330,17 @@ def test_a_threshold_arrives_at_a_times_t(order):
     losses = np.sort(rng(0).exponential(size=50))
     keys = losses if order == "threshold" else losses[::-1]
     for a, T in ((0.55, 100), (0.28, 25), (0.28, 50), (0.07, 100), (0.29, 100)):
-        g = script.admitted(small(pacing_a=a), order, keys, np.array([round(a * T) - 1, round(a * T)]), T, 50)
+        g = script.admitted(small(pacing_a=a, order=order), keys, np.array([round(a * T) - 1, round(a * T)]), T, 50)
         assert g[1] == (50 if order == "threshold" else 10) and (g[0] < 50 or order == "hard-threshold")
 
 
 def test_thresholds_with_ties_and_degenerate_paces():
     for order in ("threshold", "hard-threshold"):
         flat = np.zeros(7)
-        assert (script.admitted(small(), order, flat, np.arange(9), 9, 7) == 7).all()
+        assert (script.admitted(small(order=order), flat, np.arange(9), 9, 7) == 7).all()
         for a, b in ((0.0, 0.2), (0.8, 0.0), (0.8, 1.0), (1e6, 0.5)):
             keys = np.array([0.0, 0, 0, 1, 1, 2]) if order == "threshold" else np.array([2.0, 1, 1, 0, 0, 0])
-            g = script.admitted(small(pacing_a=a, pacing_b=b), order, keys, np.arange(9), 9, 6)
+            g = script.admitted(small(pacing_a=a, pacing_b=b, order=order), keys, np.arange(9), 9, 6)
             assert g.min() >= 1 and g.max() <= 6
 
 
@@ -839,12 +839,15 @@ def test_difficulty_equals_the_table_by_a_loop(score, lg_pred, data_file):
         assert len(set(found[1])) > 1
 
 
-def test_readings_of_lg_pred():
-    y = np.zeros(8, int)
+def test_readings_of_lg_pred(data_file, monkeypatch):
     G, L = np.array([0, 0, 1, 1, 1, 2, 0, 3]), np.array([0, 1, 0, 1, 2, 2, 0, 0])
 
     def keys(reading):
-        return (1 * script.key(small(score="LG_pred", lg_pred=reading), y, (y, G), (y, L))).tolist()
+        config, fl = federation(data_file, score="LG_pred", lg_pred=reading)
+        theta_g, own, y = fl.model.init(1), fl.model.init(2), fl.data.y_train[fl.shards[4]].numpy()
+        monkeypatch.setattr(common, "score", lambda _, theta, *r: [(0.0 * G, y + (L if torch.equal(theta, own[None]) else G))])
+        state = fl.start() | {"weights": theta_g, "held": {4: own}}
+        return script.difficulty(config, fl, state, np.array([4]), None)[0].tolist()
 
     assert keys("disagree") == [0, 1, 1, 0, 1, 0, 0, 1] and keys("errors") == [0, 1, 1, 2, 2, 2, 0, 1]
 
