@@ -1,14 +1,14 @@
 """python client_curriculum.py --client-order curriculum vanilla --data-order curriculum vanilla --f-ord 1
 
 The client curriculum of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV 2023), Sections 4.1 to 4.5:
-clients are ranked by their mean loss, the first K of them form a pool, and K grows from b M to all M as the budget, rounds
-times m clients a round, is spent. Inside a client the data curriculum (Algorithm 1) may act too; the two make a 2x2.
+clients are ranked by their mean loss, the first g(u) of M form a pool, and g grows from b M to M while u, the updates so far,
+nears the budget U of rounds times K clients a round. Inside a client the data curriculum (Algorithm 1) may act too: a 2x2.
 Algorithm 2 first deals the data so that some clients are easy and some hard, each with its class counts as they were.
 
 What differs from the paper, and why:
 - Algorithm 2 reads from exclusive offsets: the printed inclusive cumsum shifts every client by one block and overruns the
   last. f (--f-ord) may be 0, as in the paper. The paper's std of the loss inside a client on IID, .01, needs --no-stratify.
-- Every round aggregates m clients. Where the pool leaves fewer, they begin the next mini-batch and the re-scored pool fills
+- Every round aggregates K clients. Where the pool leaves fewer, they begin the next mini-batch and the re-scored pool fills
   it up. Left short, the paper's setting would take 109 rounds instead of 100 and be tested after one of 3 clients.
 - All arms, `vanilla` too, run on the same partition, and `random` is a random order of *clients* (of samples, for the data).
 - The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root miss N, step overshoots it
@@ -32,6 +32,7 @@ from experiment import flag
 
 SIGN = {"curriculum": 1, "anti": -1}  # of the loss: easy first, hard first
 ORDERS = (*SIGN, "random", "vanilla")
+BY_LOSS = SIGN | {"power-of-choice": -1}  # orders of clients that ask for their mean losses
 RIVALS = ("power-of-choice", "entropy", "hics", "coverage")
 
 
@@ -84,12 +85,12 @@ def name(config: Config) -> str:
 
 def unread(config: Config) -> list[str]:
     """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
-    pooled, paced = config.client_order not in ("vanilla", "power-of-choice"), config.data_order != "vanilla"
-    read = {"score": config.data_order in SIGN or config.client_order in (*SIGN, "power-of-choice")}
+    order, paced = config.client_order, config.data_order != "vanilla"
+    pooled = order not in ("vanilla", "power-of-choice")
+    read = {"score": config.data_order in SIGN or order in BY_LOSS, "lr_power": config.lr_alpha > 0}
     read |= {"client_a": pooled, "client_b": pooled, "pacing_a": paced, "pacing_b": paced, "pacing": pooled or paced}
-    read |= {"client_sampling": config.client_order == "vanilla", "candidates": config.client_order == "power-of-choice"}
-    read |= {"temperature": config.client_order == "hics", "lr_power": config.lr_alpha > 0}
-    return [*common.BASES[config.base].unread, *(name for name, effective in read.items() if not effective)]
+    read |= {"client_sampling": order == "vanilla", "candidates": order == "power-of-choice", "temperature": order == "hics"}
+    return [*common.BASES[config.base].unread, *(option for option, effective in read.items() if not effective)]
 
 
 # --------------------------------------------------------------------------------------------- the difficulty partition
@@ -111,8 +112,8 @@ def reconstitute(shards, labels, loss, f: float, rng: np.random.Generator) -> li
         ordered = [pi_c[o : o + k] for o, k in zip(np.cumsum(N) - N, first, strict=True)]  # o_ic = sum_{j < i} N_jc
         left = rng.permutation(np.setdiff1d(pi_c, np.concatenate(ordered)))
         rest = np.split(left, np.cumsum(N - first)[:-1])
-        for own, *parts in zip(dealt, ordered, rest, strict=True):
-            own += parts
+        for own, block, others in zip(dealt, ordered, rest, strict=True):
+            own += [block, others]
     return [np.sort(np.concatenate(own)) for own in dealt]
 
 
@@ -146,9 +147,7 @@ def deal(config: Config, fl: common.Federation, run: experiment.Run) -> tuple[np
 
 def pacing(family: str, t: np.ndarray, T: int, N: int, a: float, b: float) -> np.ndarray:
     """g(t), the number of admitted samples (clients) at t (any shape), in [1, N]. Supplement Table 5, corrected."""
-    if a == 0 or b >= 1:
-        return np.full(np.shape(t), N)
-    x = np.minimum(np.asarray(t) / (a * T), 1)
+    x = np.minimum(np.asarray(t) / (a * T), 1) if a else np.ones(np.shape(t))
     shapes = {"linear": x, "quadratic": x**2, "root": np.sqrt(x), "step": np.floor(x + 1e-9)}
     shapes["exponential"] = np.expm1(10 * x) / np.expm1(10)
     return np.clip(np.floor(N * b + N * (1 - b) * shapes[family] + 1e-9).astype(int), 1, N)  # 1e-9: 399, not 398.99...
@@ -161,15 +160,15 @@ def sort(items: np.ndarray, keys: np.ndarray | None, rng: np.random.Generator) -
 
 
 def paced_batches(ordered: np.ndarray, g: np.ndarray, batch_size: int, rng: np.random.Generator) -> np.ndarray:
-    """The index schedule (T, B) of one client: step t draws min(B, N) samples from passes over the first g[t]. When
+    """The index schedule (T, B) of one client: a step draws min(B, N) samples from passes over the first g[step]. When
     a pass is used up, the prefix of that step is read anew and fills the batch, so that all orders train equally many samples.
     """
     batches, queue = np.full((len(g), batch_size), -1, dtype=np.int64), ordered[:0]
     B = min(batch_size, len(ordered))
-    for t, size in enumerate(g):
+    for step, size in enumerate(g):
         while len(queue) < B:
             queue = np.concatenate([queue, rng.permutation(np.sort(ordered[:size]))])  # sorted: only who is admitted matters
-        batches[t, :B], queue = queue[:B], queue[B:]
+        batches[step, :B], queue = queue[:B], queue[B:]
     return batches
 
 
@@ -185,35 +184,35 @@ def schedule(config: Config, shard, loss, streams: common.Streams, t: int, m: in
 
 
 def pool_size(config: Config, u: int) -> int:
-    """K = g(u) of M clients after u of the budget's U = rounds * m updates, and never fewer than one mini-batch."""
+    """g(u), how many of M clients are in after u of the budget's U = rounds * K updates; never fewer than one mini-batch."""
     U = config.rounds * config.clients_per_round
     b = 1 if config.client_order == "vanilla" else config.client_b
     return max(int(pacing(config.pacing, u, U, config.clients, config.client_a, b)), config.clients_per_round)
 
 
-def refill(queue: np.ndarray, ranked: np.ndarray, K: int, rng: np.random.Generator) -> np.ndarray:
-    """The clients still waiting, then the first K of `ranked`, shuffled, the waiting last: no mini-batch holds one twice."""
-    pool = rng.permutation(np.sort(ranked[:K]))
-    waiting = np.isin(pool, queue)
-    return np.concatenate([queue, pool[~waiting], pool[waiting]])
+def refill(queue: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The clients still waiting, then the pool, shuffled, with the waiting last: no mini-batch holds one twice."""
+    shuffled = rng.permutation(np.sort(pool))
+    waiting = np.isin(shuffled, queue)
+    return np.concatenate([queue, shuffled[~waiting], shuffled[waiting]])
 
 
 def select(config: Config, fl: common.Federation, state: dict, keys, t: int) -> np.ndarray:
-    """The mini-batch of m clients of round t. `keys(clients)` ranks them; `state` keeps the queue and the pool's size K."""
-    m, M, streams = config.clients_per_round, config.clients, fl.streams
+    """The mini-batch of K clients of round t. `keys(clients)` ranks them; `state` keeps the queue and the pool's size g(u)."""
+    K, streams = config.clients_per_round, fl.streams
     if config.client_order == "vanilla" and config.client_sampling == "uniform":
-        return fl.select(t, m)
+        return fl.select(t, K)
     if config.client_order == "power-of-choice":
-        d = min(max(config.candidates, m), M)
-        drawn = streams("candidates", t).choice(M, d, replace=False, p=fl.sizes / fl.sizes.sum())
-        return np.sort(sort(drawn, keys(drawn), streams("client ties", t))[:m])
+        d = min(max(config.candidates, K), config.clients)
+        drawn = streams("candidates", t).choice(config.clients, d, replace=False, p=fl.sizes / fl.sizes.sum())
+        return np.sort(sort(drawn, keys(drawn), streams("client ties", t))[:K])
     queue = np.array(state["queue"], dtype=np.int64)
-    if len(queue) < m:  # the pool is exhausted: rank all clients anew
+    if len(queue) < K:  # the pool is exhausted: rank all clients anew
         ranked = sort(fl.everyone, keys(fl.everyone), streams("client ties", t))
         state["pool"] = pool_size(config, state["updates"])
-        queue = refill(queue, ranked, state["pool"], streams("pool", t))
-    state["queue"] = queue[m:].tolist()
-    return np.sort(queue[:m])
+        queue = refill(queue, ranked[: state["pool"]], streams("pool", t))
+    state["queue"] = queue[K:].tolist()
+    return np.sort(queue[:K])
 
 
 def estimated_entropy(fl: common.Federation, start: torch.Tensor, update: common.Update, temperature: float) -> torch.Tensor:
