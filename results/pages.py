@@ -20,6 +20,7 @@ from verdicts import CELLS, ROOT, ci, spread, summary
 
 # the papers' own cells: (run, setting, method) -> accuracy in %
 PAPERS = {tuple(cells): paper for *cells, paper in csv.reader((ROOT / "papers.csv").read_text().splitlines())}
+ROW = re.compile(rf"^\| ({'|'.join(CELLS)}) .*$", re.M)  # of claims.md: claim, paper, ours, verdict, runs, scale
 
 
 def markdown(head, rows) -> list[str]:
@@ -40,7 +41,7 @@ def table(run: str) -> list[str]:
     for setting, arms in found["results"].items():
         first, *_ = arms
         for method, own in arms.items():
-            apart = ci(verdicts.gain(run, setting, method, first, "last10")) if method != first else ""
+            apart = ci(np.subtract(own["last10"], arms[first]["last10"])) if method != first else ""
             said = (spread(own["final"]), spread(own["last10"]), apart, f"{np.mean(own['uploads']):.0f}")
             paper = PAPERS.get((run, setting, method), "")
             paper += f" ({np.mean(own['final']) - float(paper.partition(' ')[0]):+.1f})" if paper else ""
@@ -58,79 +59,74 @@ def pairs(wanted: str) -> list[str]:
     places, _, columns = wanted.partition(": ")
     columns, rows = columns.split(", "), []
     for run in filter(lambda place: (ROOT / place).exists(), places.split()):
-        for s in verdicts.settings(run):
-            apart = [ci(verdicts.gain(run, s, *column.split(" - "), "last10")) for column in columns]
+        for s, arms in summary(run)["results"].items():
+            apart = [ci(np.subtract(*(arms[arm]["last10"] for arm in column.split(" - ")))) for column in columns]
             rows.append([f"{run.rpartition('/')[2]} {s}".strip(), *apart])
     return markdown(["mean of the last ten", *columns], rows)
 
 
-def script_page(text: str) -> str:
-    """`text` with what follows each marker, up to the line `<!-- end -->`, written anew."""
-
-    def fill(match):
-        kind, wanted = match.groups()
-        return "\n".join([f"<!-- {kind}: {wanted} -->", *(table if kind == "table" else pairs)(wanted), "<!-- end -->"])
-
-    return re.sub(r"<!-- (table|pairs): (.+?) -->(?:(?:(?!<!-- (?:table|pairs)).)*?<!-- end -->)?", fill, text, flags=re.S)
+def said_of_claims(title: str = "") -> list[tuple[str, str]]:
+    """Name and verdict of the claims in the section of claims.md with this title, or in all."""
+    sections = (ROOT / "claims.md").read_text().split("\n## ")
+    cells = [row[0].split(" | ") for section in sections if section.startswith(title) for row in ROW.finditer(section)]
+    return [(claim, verdict) for claim, _, _, verdict, *_ in cells]
 
 
-def claims_page(text: str) -> str:
-    """`text` with the cells 'ours' of its tables, and below each table the commands of the runs that it names."""
-
-    def ours(row):
-        cells = re.split(r"(?<!\\)\|", row[0])
-        runs.update(dict.fromkeys(re.findall(r"\]\((\w[^)]*)/summary\.json\)", row[0])))
-        return "|".join([*cells[:3], f" {CELLS[row[1]]()} ", *cells[4:]])
-
-    parts = []
-    for part in text.split("\n## "):
-        runs = {}
-        part = re.sub(rf"^\| ({'|'.join(CELLS)}) .*$", ours, part, flags=re.M)
-        commands = "\n".join(["```bash", *(summary(run)["command"] for run in runs), "```"])
-        parts.append(re.sub("```bash\n.*?```", lambda _, said=commands: said, part, flags=re.S))
-    return "\n## ".join(parts)
+def verdict_table(title: str) -> list[str]:
+    return ["| claim | verdict |", "|---|---|", *(f"{claim} | {verdict} |" for claim, verdict in said_of_claims(title))]
 
 
-def front_page(text: str, claims: str) -> str:
-    """`text` with the verdicts of `claims`, section by section, between its marks, and their count."""
-    counts, rows = collections.Counter(), collections.defaultdict(list)
-    for part in claims.split("\n## "):
-        for line in part.splitlines():
-            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
-            if len(cells) > 4 and cells[1].partition(" ")[0] in CELLS:
-                rows[part.partition("\n")[0]].append(f"| {cells[1]} | {cells[4]} |")
-                counts[re.match("[a-z]+(?: decided)?", cells[4])[0]] += 1
-    first, *parts = text.split("\n## ")
-    head = ["| claim | verdict |", "|---|---|"]
-    parts = [between("verdicts", head + rows[part.partition("\n")[0]], part) for part in parts]
-    said = f"{counts.total()} claims: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) + "."
-    return "\n## ".join([between("counts", [said], first), *parts])
+def verdict_counts(_) -> list[str]:
+    counts = collections.Counter(re.match("[a-z]+(?: decided)?", verdict)[0] for _, verdict in said_of_claims())
+    return [f"{counts.total()} claims: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common()) + "."]
 
 
-def between(mark: str, lines: list[str], text: str) -> str:
-    """`text` with these lines between `<!-- mark -->` and `<!-- end -->`."""
-    new = "\n".join([f"<!-- {mark} -->", *lines, "<!-- end -->"])
-    return re.sub(rf"<!-- {mark} -->.*?<!-- end -->", lambda _: new, text, flags=re.S)
-
-
-def theory_page(text: str) -> str:
-    """`text` with theory/figures/check.json as a table: each statement's verdicts and worst ratios bound / measured."""
+def statements(_) -> list[str]:
+    """theory/figures/check.json as a table: each statement's verdicts and worst ratios bound / measured."""
     shown = ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio", "sharp_ratio", "note")
     rows = ["| statement | printed | ratio | corrected | ratio | sharp | |", "|---|---|---|---|---|---|---|"]
     for line in verdicts.statements().values():
         cells = (line[name] for name in shown)
         words = (f"{x:.3g}" if isinstance(x, float) else (x or "").replace("|", "\\|") for x in cells)
         rows.append(f"| {' | '.join(words)} |")
-    return between("statements", rows, text)
+    return rows
+
+
+WRITERS = {"table": table, "pairs": pairs, "verdicts": verdict_table, "counts": verdict_counts, "statements": statements}
+MARK = rf"(<!-- ({'|'.join(WRITERS)})(?:: (.+?))? -->)(?:(?:(?!<!-- ).)*<!-- end -->)?"  # and what is below it by now
+
+
+def script_page(text: str) -> str:
+    """`text` with what follows each marker, up to the line `<!-- end -->`, written anew."""
+
+    def written(match):
+        mark, kind, wanted = match.groups()
+        title = text[: match.start()].rpartition("\n## ")[2].partition("\n")[0]  # of the section that it stands in
+        return "\n".join([mark, *WRITERS[kind](wanted or title), "<!-- end -->"])
+
+    return re.sub(MARK, written, text, flags=re.S)
+
+
+def claims_page(text: str) -> str:
+    """`text` with the cells 'ours' of its tables, and below each table the commands of the runs that it names."""
+
+    def ours(row):
+        claim, paper, _, *verdict = row[0].split(" | ")
+        return " | ".join([claim, paper, CELLS[row[1]](), *verdict])
+
+    def commands(section):
+        runs = dict.fromkeys(re.findall(r"\]\((\w[^)]*)/summary\.json\)", section[0]))
+        return "\n".join([section[1], *(summary(run)["command"] for run in runs), "```"])
+
+    return re.sub(r"(^## .*?```bash)\n.*?```", commands, ROW.sub(ours, text), flags=re.S | re.M)
 
 
 def main(words: list[str]) -> None:
     """Writes or checks all pages."""
-    stale, claims, theory = [], ROOT / "claims.md", ROOT.parent / "theory" / "README.md"
-    writers = {claims: claims_page, ROOT / "README.md": lambda text: front_page(text, claims.read_text()), theory: theory_page}
-    for path in [claims, *sorted(ROOT.rglob("README.md")), theory]:
+    stale, claims = [], ROOT / "claims.md"
+    for path in [claims, *sorted(ROOT.rglob("README.md")), ROOT.parent / "theory" / "README.md"]:
         old = path.read_text()
-        new = writers.get(path, script_page)(old)
+        new = claims_page(old) if path == claims else script_page(old)
         stale += [path] if new != old else []
         if words != ["--check"]:
             path.write_text(new)
