@@ -49,8 +49,7 @@ def table(run: str) -> list[str]:
     shown = len(head) - (not any(row[-1] for row in rows))
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     threads = f", {found['config']['threads']} thread" if found["config"].get("threads") == 1 else ""
-    commit = f", commit {found.get('commit') or 'fe9fb39 or before, whose flags these are'}"
-    note = f"{len(own['final'])} trials; {found['device']}{threads}; {versions}{commit}"
+    note = f"{len(own['final'])} trials; {found['device']}{threads}; {versions}, commit {found['commit']}"
     return [*markdown(head[:shown], [row[:shown] for row in rows]), f"`{found['command']}` ({note})", ""]
 
 
