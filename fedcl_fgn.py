@@ -140,9 +140,9 @@ class Config(experiment.Config):
             raise UsageError(f"--p-double {self.p_double} and --p-halve {self.p_halve}: together more than 1")
         if self.each > M:
             raise UsageError(f"--each {self.each}: more than --clients {M}")
-        least = self.each or m if self.arm in ("base", "longer") else self.fewest or max(m // 2, 1)
-        if self.rounds * least < self.budget:
-            raise UsageError(f"--rounds {self.rounds}: too few to spend --budget {self.budget} at {least} clients a round")
+        smallest = self.each or m if self.arm in ("base", "longer") else self.fewest or max(m // 2, 1)
+        if self.rounds * smallest < self.budget:
+            raise UsageError(f"--rounds {self.rounds}: too few to spend --budget {self.budget} at {smallest} clients a round")
         rule(self.select)
 
 
@@ -234,10 +234,10 @@ def signals(config: Config, fl: common.Federation, theta: Tensor, t: int, client
     return seen
 
 
-def noise(theta: Tensor, weights: Tensor, w: np.ndarray, pi: np.ndarray) -> dict[str, float]:
-    """Returns, of the aggregate sum_k w_k theta_k (ours): its variance V over the draw, the mean update's ||m||^2 = m_sq, nu =
-    V / m_sq, and the number of equally weighted clients n_eff that would average as well."""
-    mean, V = estimate(weights, w, pi)
+def noise(theta: Tensor, nets: Tensor, w: np.ndarray, pi: np.ndarray) -> dict[str, float]:
+    """Returns, of the aggregate sum_k w_k theta_k of the `nets` theta_k (n, P) (ours): its variance V over the draw, the mean
+    update's ||m||^2 = m_sq, nu = V / m_sq, and the number of equally weighted clients n_eff that would average as well."""
+    mean, V = estimate(nets, w, pi)
     m_sq = float((mean - theta).square().sum())
     return {"V": V, "m_sq": m_sq, "nu": V / m_sq if m_sq else math.nan, "n_eff": float(1 / np.sum(w**2))}
 
@@ -417,14 +417,14 @@ def report(df: pd.DataFrame, runs: list, folder) -> None:
 ALEXNET = "--dataset cifar10 --model alexnet --rounds 200 --batch-size 16 --mu 0.01"
 VGG, RESNET = ALEXNET + " --model vgg11 --mu 0.001", ALEXNET + " --model resnet18 --mu 0.001"
 TEXT = "--dataset shakespeare --model lstm --partition natural --rounds 200 --batch-size 16"
-EARLY, LATE = "--base fedprox vrlsgd fednova", "--base fedadagrad fedyogi fedadam"
+CLIENT_BASES, SERVER_BASES = "--base fedprox vrlsgd fednova", "--base fedadagrad fedyogi fedadam"
 PAIR, ALPHAS, NETS = "--dataset cifar10 fmnist", "--alpha 0.1 0.2 0.3", "--model alexnet vgg11"
 BOTH, DELTAS, P = f"{PAIR} {ALPHAS}", "--delta 0 0.01 0.03 0.05 0.2 0.35 0.5", "0.1 0.3 0.5 0.7"
 PRESETS = {
     "fig1": f"{ALEXNET} {BOTH} --detector fgn fim --detect-samples 32  # FGN and FedFIM: windows, accuracy (1, 17)",
     "fig2": f"{ALEXNET} {BOTH} {NETS}  # FedAvg with AlexNet and VGG-11 (2-5, 20, 21, 49)",
-    "fig6": f"{ALEXNET} {BOTH} {EARLY}  # FedProx, VRL-SGD, FedNova with AlexNet (6-9, 22-25)",
-    "fig6-vgg": f"{VGG} {BOTH} {EARLY}  # the same with VGG-11",
+    "fig6": f"{ALEXNET} {BOTH} {CLIENT_BASES}  # FedProx, VRL-SGD, FedNova with AlexNet (6-9, 22-25)",
+    "fig6-vgg": f"{VGG} {BOTH} {CLIENT_BASES}  # the same with VGG-11",
     "fig10": f"{ALEXNET} {BOTH} {DELTAS}  # threshold delta",
     "fig11": f"{ALEXNET} {PAIR} --base fedavg fedprox --alpha 0.1 0.2 0.3 0.5 1.0  # heterogeneity",
     "fig12": f"{ALEXNET} {PAIR} --epochs 1 2 3 4 5  # local epochs",
@@ -432,16 +432,16 @@ PRESETS = {
     "fig14": f"{ALEXNET} {PAIR} --base fedavg fedprox --clients 64 128 256 512  # number of clients",
     "fig15": f"{ALEXNET} {PAIR} --clients-per-round 8 16 32 48  # participation",
     "fig18": f"{ALEXNET} {BOTH} --trials 5  # five seeds (18, 19)",
-    "fig26": f"{ALEXNET} {BOTH} {EARLY} {DELTAS}  # delta under other bases (26-28)",
+    "fig26": f"{ALEXNET} {BOTH} {CLIENT_BASES} {DELTAS}  # delta under other bases (26-28)",
     "fig29": f"{ALEXNET} {ALPHAS} --base fedavg fedprox vrlsgd fednova --dataset cifar100  # (29, 30, 33-36)",
     "fig29-vgg": f"{VGG} {ALPHAS} --base fedavg fedprox vrlsgd fednova --dataset cifar100  # the same with VGG-11",
     "fig31": f"{TEXT} --base fedavg fedprox vrlsgd fednova  # clients are speaking roles (31, 32, 37, 38)",
     "fig31-dirichlet": f"{TEXT} {ALPHAS} --base fedavg fedprox vrlsgd fednova --partition dirichlet  # by the next character",
-    "fig39": f"{ALEXNET} {BOTH} {LATE} {NETS}  # FedAdagrad, FedYogi, FedAdam (39-46)",
+    "fig39": f"{ALEXNET} {BOTH} {SERVER_BASES} {NETS}  # FedAdagrad, FedYogi, FedAdam (39-46)",
     "fig47": f"{ALEXNET} {PAIR} --arm cl base random --p-double {P}  # A.4: random doubling",
     "fig48": f"{ALEXNET} {PAIR} --arm cl base random --p-halve {P}  # A.4: random halving",
     "fig50": f"{RESNET} {BOTH}  # FedAvg with ResNet-18 (50, 51)",
-    "fig52": f"{RESNET} {BOTH} {EARLY} fedadagrad fedyogi fedadam  # the other bases with ResNet-18 (52-59)",
+    "fig52": f"{RESNET} {BOTH} {CLIENT_BASES} fedadagrad fedyogi fedadam  # the other bases with ResNet-18 (52-59)",
     "controls": f"{ALEXNET} {ALPHAS} --arm {' '.join(ARMS)}  # ours: every arm, among them FedCL's uploads spent otherwise",
     "selection": "--arm base cl longer constant --select size uniform --each 0 8 --budget 960 --rounds 120 --trials 10  # ours",
     "detectors": f"{ALEXNET} --detector fgn fim --detect-samples 32 --window 1 3 5 10  # ours: FGN, FedFIM and windows",

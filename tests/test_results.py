@@ -141,7 +141,13 @@ def test_a_table_of_a_page_holds_the_means_of_its_run(tmp_path, monkeypatch):
     monkeypatch.setattr(pages.verdicts, "ROOT", tmp_path)
     arm = {"final": [80.0, 82.0, 84.0], "last10": [70.0, 72.0, 77.0], "best": [90.0] * 3, "uploads": [10, 10, 10]}
     rival = arm | {"final": [81.0, 82.0, 86.0], "last10": [71.0, 73.0, 78.0]}
-    run = {"results": {"alpha=0.1": {"a": arm, "b": rival}}, "command": "python x.py", "device": "d", "versions": {}}
+    run = {
+        "results": {"alpha=0.1": {"a": arm, "b": rival}},
+        "command": "python x.py",
+        "device": "d",
+        "versions": {},
+        "commit": "c",
+    }
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text(json.dumps(run | {"config": {}}))
     (tmp_path / "own").mkdir()
