@@ -89,7 +89,7 @@ FEDCL = {"mu": 0.0, "distill": 0.0}
 NOFREEZE = FEDCL | {"freeze": False}
 FEDGEN = NOFREEZE | {"loss": "ce", "difficulty": False, "tau": 0.0}
 FEDAVG = FEDGEN | {"synthetic": 0.0}
-FEDPROX, DISTILL = ({name: value for name, value in FEDAVG.items() if name != own} for own in ("mu", "distill"))
+FEDPROX, DISTILL = ({name: FEDAVG[name] for name in FEDAVG if name != own} for own in ("mu", "distill"))  # reads its own
 ARMS = {
     "fedcl": (Mean, 1.0, FEDCL),
     "fedcl-fresh": (Mean, 1.0, FEDCL | {"average": "fresh"}),
@@ -452,8 +452,8 @@ def report(df: pd.DataFrame, runs: list[experiment.Run], folder: Path) -> None:
     by_method = table.groupby(["setting", "method"], sort=False)
     print(by_method.mean().assign(reached=by_method.rounds.count()).to_string(float_format="%.2f", na_rep="-"))
     if "phase" in df:
-        value = [name for name in ("phase", "frozen", "beta_T") if name in df]
-        experiment.curves(df.dropna(subset="phase"), folder / "phases.png", *value)
+        names = (name for name in ("phase", "frozen", "beta_T") if name in df)
+        experiment.curves(df.dropna(subset="phase"), folder / "phases.png", *names)
         draw_mixtures([(run, s) for run in runs if run.trial == 0 and (s := run.load()["state"]["snapshots"])], folder)
 
 
