@@ -838,6 +838,8 @@ def conduct(study: Study, configs: list, runs: list[Run], wanted: dict, stack: c
     planned = study.plan(configs, range(first.trials), folder, wanted)
     if first.until_halfwidth and max(map(len, wanted.values())) == 1:
         raise UsageError("--until-halfwidth: a single method has no difference to measure; name two")
+    if first.tune and all(candidates(config)[0] in study.idle(config) for config in configs):
+        raise UsageError(f"--tune {first.tune}: no method here reads it")
     samples = check(study, planned)
     on_first_rank(lambda: stack.enter_context(locked(folder)))
     if first.show_partition and place()[0] == 0:

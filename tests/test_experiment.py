@@ -1138,6 +1138,7 @@ def test_tune_beside_flags_that_exclude_it(work, capsys):
     assert "not swept" in refused(capsys, "--tune=lr=.1,.2", "--lr", ".1", ".2")
     assert "--hold-out" in refused(capsys, "--tune=lr=.1", "--hold-out=.2")
     assert "no client holds samples enough" in refused(capsys, "--tune=lr=.1", "--clients=20", "--partition=iid")
+    assert "no method here reads it" in refused(capsys, "--tune=pull=.75,.25", "--arm=b")  # b does not read it, a does
     assert files(work) == before
     from fedavg_curriculum import main as real
 

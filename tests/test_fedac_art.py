@@ -932,6 +932,7 @@ def test_jobs_change_no_bit(tmp_path, default_run, quick):
         ["--rho", "-0.5"],
         ["--flip", "0.2", "--hold-out", "0.2"],
         ["--flip", "0.2", "--tune", "lr=.1,.2"],
+        ["--flip", "0.2", "--per-client"],
         ["--ramp", "0.5", "--w-small", "1", "--w-large", "0"],
         ["--art-alpha", "0"],
         ["--art-beta", "1.1"],
