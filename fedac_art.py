@@ -73,9 +73,7 @@ class Config(experiment.Config):
         if self.w_large == 0 and (self.w_small == 0 or self.ramp):
             raise UsageError("--w-large 0: must be above 0 where --w-small is 0, or --ramp moves w_small to it")
         if self.flip and (self.hold_out or self.tune or self.per_client):
-            raise UsageError(
-                "--flip: --hold-out and --tune test on true labels, --per-client weighs by wrong ones; leave one out"
-            )
+            raise UsageError("--flip: --hold-out, --tune test on true labels, --per-client weighs by wrong ones; leave one out")
         if -1 < self.rho < 0:
             raise UsageError(f"--rho {self.rho}: wanted a number from 0 to 1, or -1 for the default")
         if self.base == "solo" and (self.rounds > self.solo_epochs or self.clients_per_round < self.clients):
