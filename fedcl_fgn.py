@@ -325,17 +325,17 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         if state["spent"] == U:
             break
         n = min(state["n"] if planned is None else int(planned[t]), U - state["spent"])
-        clients, weights, pi, scorers = chosen(select, fl, state, t, n)  # line 2: M^(t), drawn anew; pi: each one's probability
+        clients, raw, pi, scorers = chosen(select, fl, state, t, n)  # line 2: M^(t), drawn anew; raw: w_k of any scale
         theta, eta = state["weights"], config.lr * config.lr_decay ** (state["spent"] / m if config.budget else t)
         batches = [schedule(fl.shards[k], passes, config.batch_size, fl.streams("batches", t, k)) for k in clients]
         kept, update = fl.train(state, t, clients, batches, lr=eta)
-        weights, pi = (values[np.isin(clients, kept)] for values in (weights, pi))
-        w = weights / weights.sum()  # for uniform draws N_k / sum of the selected N_k (Eq. 1)
+        raw, pi = (values[np.isin(clients, kept)] for values in (raw, pi))
+        w = raw / raw.sum()  # for uniform draws N_k / sum of the selected N_k (Eq. 1)
         seen = signals(config, fl, theta, t, kept, w, pi, update, eta) | noise(theta, update.weights, w, pi)
         if hasattr(rule(select), "learn"):
             with experiment.users(f"--select {select}"):
                 rule(select).learn(fl, state, t, kept, update)
-        fl.aggregate(state, kept, update, weights)  # line 4, in both branches
+        fl.aggregate(state, kept, update, raw)  # line 4, in both branches
         state["spent"] += n
         if config.server_ema:
             state["ema"] = torch.lerp(state["weights"], state.get("ema", state["weights"]), config.server_ema)
