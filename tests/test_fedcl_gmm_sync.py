@@ -629,9 +629,9 @@ def test_the_running_mean_moves_tau(tmp_path):
 def test_parameter_counts():
     for method, count in (("fedcl", 20_000), ("fedgen", 19_744)):
         assert sum(p.numel() for p in g.generator(begun(method)[0], {}).parameters()) == count
-    blank = torch.zeros(1, 28, 28, 1, dtype=torch.uint8)
+    blank, label = torch.zeros(1, 28, 28, 1, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
     for classes, count in ((10, 26_434), (26, 26_962)):
-        data = common.Data(blank, torch.zeros(1), blank, torch.zeros(1), classes, torch.zeros(1), torch.ones(1))
+        data = common.Data(blank, label, blank, label, classes, torch.zeros(1), torch.ones(1))
         assert common.build_model("fedgen-cnn", data).trainable == count
 
 
