@@ -1,15 +1,15 @@
 """python client_curriculum.py --client-order curriculum vanilla --data-order curriculum vanilla --f-ord 1
 
 The client curriculum of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV 2023), Sections 4.1 to 4.5:
-clients are ranked by their mean loss, the first g(u) of M form a pool, and g grows from b M to M while u, the updates so far,
-nears the budget U of rounds times K clients a round. Inside a client the data curriculum (Algorithm 1) may act too: a 2x2.
-Algorithm 2 first deals the data so that some clients are easy and some hard, each with its class counts as they were.
+clients are ranked by their mean loss, the first g(u) of M form a pool, and g grows from b M (--client-b) to M at u = a U
+(--client-a), u being the updates so far and U rounds times K clients a round. Inside a client the data curriculum (Algorithm 1)
+may act too: a 2x2. Algorithm 2 first deals the data so that some clients are easy and some hard, class counts as they were.
 
 What differs from the paper, and why:
 - Algorithm 2 reads from exclusive offsets: the printed inclusive cumsum shifts every client by one block and overruns the
   last. f (--f-ord) may be 0, as in the paper. The paper's std of the loss inside a client on IID, .01, needs --no-stratify.
-- Every round aggregates K clients. Where the pool leaves fewer, they begin the next mini-batch and the re-scored pool fills
-  it up. Left short, the paper's setting would take 109 rounds instead of 100 and be tested after one of 3 clients.
+- Every round aggregates K clients. Where the pool leaves fewer, they begin the next round's and the re-scored pool fills
+  them up. Left short, the paper's setting would take 109 rounds instead of 100 and be tested after one of 3 clients.
 - All arms, `vanilla` too, run on the same partition, and `random` is a random order of *clients* (of samples, for the data).
 - The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root miss N, step overshoots it
   and the exponential collapses to N. Clients and samples are sorted by loss, the printed score 1/loss from the other end.
@@ -65,7 +65,7 @@ class Config(experiment.Config):
     client_b: float = flag(0.2, "fraction of the clients at first (1: all)", 0, 1)
     pacing_a: float = flag(0.8, "fraction of the local steps until all samples are in (0: at once)", 0, 1e6)
     pacing_b: float = flag(0.2, "fraction of the samples at the first step (1: all)", 0, 1)
-    lr_alpha: float = flag(0.0, "alpha of eta_i = eta (1 + alpha i)^-p over steps (0: constant)", 0)
+    lr_alpha: float = flag(0.0, "alpha of eta_i = eta (1 + alpha i)^-p, i counting a round's steps (0: constant)", 0)
     lr_power: float = flag(0.75, "p of eta_i (0: constant)", 0)
     candidates: int = flag(8, "d of power-of-choice: so many compare their losses (never fewer than a round's)", 1, 10**6)
     temperature: float = flag(0.5, "T of hics, per unit of the distance that a unit gradient would carry the client", above=0)
@@ -131,9 +131,9 @@ def deal(config: Config, fl: common.Federation, run: experiment.Run) -> tuple[np
     """Deals fl's clients anew by Algorithm 2. Returns the expert's losses (n,), and difficulty before and after (2, M, 2).
     Raises NonFiniteError where the expert diverged.
     """
-    typed = run.other(hold_out=config.hold_out)  # without what --tune chose for this arm: all arms are dealt the same data
-    central = typed.config.federation(fl.data, run.streams)
-    expert = typed.cached("expert", lambda: central.train_centrally(config.expert_epochs), "expert_epochs")
+    untuned = run.other(hold_out=config.hold_out)  # without what --tune chose for this arm: all arms are dealt the same data
+    central = untuned.config.federation(fl.data, run.streams)
+    expert = untuned.cached("expert", lambda: central.train_centrally(config.expert_epochs), "expert_epochs")
     [(loss, _)] = common.score(central.model, expert, fl.data, [np.arange(len(fl.data.y_train))], config.chunk)
     if not np.isfinite(loss).all():
         raise common.NonFiniteError("the expert's loss is not finite, so it cannot rank the samples. Try a smaller --lr")
@@ -184,31 +184,31 @@ def schedule(config: Config, shard, loss, streams: common.Streams, t: int, m: in
 
 
 def pool_size(config: Config, u: int) -> int:
-    """g(u), how many of M clients are in after u of the budget's U = rounds * K updates; never fewer than one mini-batch."""
+    """g(u), how many of M clients are in after u of the budget's U = rounds * K updates; never fewer than K."""
     U = config.rounds * config.clients_per_round
     b = 1 if config.client_order == "vanilla" else config.client_b
     return max(int(pacing(config.pacing, u, U, config.clients, config.client_a, b)), config.clients_per_round)
 
 
 def refill(queue: np.ndarray, pool: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The clients still waiting, then the pool, shuffled, with the waiting last: no mini-batch holds one twice."""
+    """The clients still waiting, then the pool, shuffled, with the waiting last: no round holds one twice."""
     shuffled = rng.permutation(np.sort(pool))
     waiting = np.isin(shuffled, queue)
     return np.concatenate([queue, shuffled[~waiting], shuffled[waiting]])
 
 
-def select(config: Config, fl: common.Federation, state: dict, keys, t: int) -> np.ndarray:
-    """The mini-batch of K clients of round t. `keys(clients)` ranks them; `state` keeps the queue and the pool's size g(u)."""
+def select(config: Config, fl: common.Federation, state: dict, keys_of, t: int) -> np.ndarray:
+    """Round t's K clients. `keys_of(clients)` ranks them, ascending; `state` keeps the queue and the pool's size g(u)."""
     K, streams = config.clients_per_round, fl.streams
     if config.client_order == "vanilla" and config.client_sampling == "uniform":
         return fl.select(t, K)
     if config.client_order == "power-of-choice":
         d = min(max(config.candidates, K), config.clients)
         drawn = streams("candidates", t).choice(config.clients, d, replace=False, p=fl.sizes / fl.sizes.sum())
-        return np.sort(sort(drawn, keys(drawn), streams("client ties", t))[:K])
+        return np.sort(sort(drawn, keys_of(drawn), streams("client ties", t))[:K])
     queue = np.array(state["queue"], dtype=np.int64)
     if len(queue) < K:  # the pool is exhausted: rank all clients anew
-        ranked = sort(fl.everyone, keys(fl.everyone), streams("client ties", t))
+        ranked = sort(fl.everyone, keys_of(fl.everyone), streams("client ties", t))
         state["pool"] = pool_size(config, state["updates"])
         queue = refill(queue, ranked[: state["pool"]], streams("pool", t))
     state["queue"] = queue[K:].tolist()
@@ -232,39 +232,40 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """Client order x data order of one arm, on the difficulty partition."""
     fl, M, order = config.federation(data, run.streams), config.clients, config.client_order
     expert_loss, table = deal(config, fl, run)
-    balance = [float(torch.special.entr(torch.bincount(data.y_train[own]).double() / len(own)).sum()) for own in fl.shards]
-    ranks, sorts = order in (*SIGN, "power-of-choice"), config.data_order in SIGN  # are clients, are samples ordered by loss?
+    label_entropy = [torch.special.entr(data.y_train[own].bincount().double() / len(own)).sum().item() for own in fl.shards]
+    ranks_clients, sorts_samples = order in BY_LOSS, config.data_order in SIGN  # by their losses
 
     state = fl.start() | {"difficulty": table, "queue": [], "pool": M, "updates": 0}
     state |= {"trained": [0] * M, "estimate": [np.inf] * M}  # how often each client was, and the entropy of its labels
-    state["scoring_downloads"] = M * (config.score == "E" and (ranks or sorts))  # the expert is sent once: its scores, as the
-    state["scoring_scalars"] = M * ((config.score == "E" and ranks) or order == "entropy")  # labels' entropies, never change
+    expert = config.score == "E"  # sent to all once, and its scores back once: like the labels' entropies they never change
+    state["scoring_downloads"] = M * (expert and (ranks_clients or sorts_samples))
+    state["scoring_scalars"] = M * ((expert and ranks_clients) or order == "entropy")
 
     def losses(clients) -> list[np.ndarray]:
         """Each client's samples' losses, under the expert or the model that it holds."""
         own = [fl.shards[m] for m in clients]
-        if config.score == "E":
+        if expert:
             return [expert_loss[shard] for shard in own]
         return [loss for loss, _ in common.score(fl.model, fl.received(state, clients), fl.data, own, config.chunk)]
 
-    def keys(clients) -> np.ndarray | None:
+    def keys_of(clients) -> np.ndarray | None:
         """What ranks these clients, ascending; if L_m (Eq. 1) under G, each downloads theta_g and sends one number back."""
-        if ranks:
-            asked = len(clients) * (config.score == "G")
+        if ranks_clients:
+            asked = len(clients) * (not expert)
             state["scoring_downloads"] += asked * (fl.base.vectors > 0)  # under solo each holds its net already
             state["scoring_scalars"] += asked
-            return SIGN.get(order, -1) * np.array([loss.mean() for loss in losses(clients)])
-        rivals = {"entropy": -np.array(balance), "hics": -np.array(state["estimate"])}  # entropy: an oracle
-        rivals["coverage"] = state["trained"] + np.isin(clients, state["queue"])  # who waits will be trained
+            return BY_LOSS[order] * np.array([loss.mean() for loss in losses(clients)])
+        rivals = {"entropy": -np.array(label_entropy), "hics": -np.array(state["estimate"])}  # entropy: an oracle
+        rivals["coverage"] = state["trained"] + np.isin(clients, state["queue"])  # who waits is trained before the new pool
         return rivals.get(order)
 
     for t in run.rounds(state):
-        clients = select(config, fl, state, keys, t)  # S_t
-        sample_losses = losses(clients) if sorts else [None] * len(clients)
+        clients = select(config, fl, state, keys_of, t)  # S_t
+        sample_losses = losses(clients) if sorts_samples else [None] * len(clients)
         batches = [schedule(config, fl.shards[m], k, run.streams, t, m) for m, k in zip(clients, sample_losses, strict=True)]
         eta = config.lr * (1 + config.lr_alpha * np.arange(max(map(len, batches)))) ** -config.lr_power  # reset every round
         kept, update = fl.train(state, t, clients, batches, lr=eta)
-        state["updates"] += len(clients)
+        state["updates"] += len(clients)  # u
         if order == "hics":
             for m, H in zip(kept, estimated_entropy(fl, fl.received(state, kept), update, config.temperature), strict=True):
                 if state["trained"][m] == 0:  # as in HiCS-FL's warm-up: later updates tell less about the labels
@@ -321,21 +322,21 @@ def figure(before_after: np.ndarray, path) -> None:
 
 ROUNDS = "--clients 100 --clients-per-round 10 --rounds 100 --epochs 10"
 CIFAR10 = f"--dataset cifar10 {ROUNDS} --lr 0.001 --lr-alpha 0.001 --expert-epochs 20"
-IID, BETAS, ENDS, ALL = "--partition iid --no-stratify", "--alpha 0.2 0.05", "--f-ord 0 1", " ".join(ORDERS)
+IID, ALPHAS, ENDS, ALL = "--partition iid --no-stratify", "--alpha 0.2 0.05", "--f-ord 0 1", " ".join(ORDERS)
 DATA, CLIENTS = f"{CIFAR10} --client-order vanilla --data-order {ALL}", f"{CIFAR10} --client-order {ALL} --data-order vanilla"
 ALONE = f"{CIFAR10} --client-order vanilla --data-order vanilla --rounds 1 --epochs 1"
 SCORES_CLIENTS = f"{CLIENTS} --client-order curriculum random --score G E"
 SCORES_DATA = f"{DATA} --data-order curriculum random --f-ord 0 --score G E"
 PRESETS = {
-    "consistency": f"{ALONE} {BETAS} {ENDS}  # std of the expert's loss inside clients, by beta and f_ord",
+    "consistency": f"{ALONE} {ALPHAS} {ENDS}  # std of the expert's loss inside clients, by beta and f_ord",
     "consistency-iid": f"{ALONE} {IID} {ENDS}  # the same, sorted over all classes",
-    "fig4": f"{DATA} --score E {BETAS} {ENDS}  # data curriculum at low and high consistency",
+    "fig4": f"{DATA} --score E {ALPHAS} {ENDS}  # data curriculum at low and high consistency",
     "fig4-iid": f"{DATA} --score E {IID} {ENDS}",
-    "fig5": f"{CLIENTS} {BETAS}  # client curriculum at high consistency",
+    "fig5": f"{CLIENTS} {ALPHAS}  # client curriculum at high consistency",
     "fig5-iid": f"{CLIENTS} {IID}",
-    "fig6-clients": f"{SCORES_CLIENTS} {BETAS}  # client curriculum: expert and global score",
+    "fig6-clients": f"{SCORES_CLIENTS} {ALPHAS}  # client curriculum: expert and global score",
     "fig6-clients-iid": f"{SCORES_CLIENTS} {IID}",
-    "fig6-data": f"{SCORES_DATA} {BETAS}  # data curriculum: expert and global score",
+    "fig6-data": f"{SCORES_DATA} {ALPHAS}  # data curriculum: expert and global score",
     "fig6-data-iid": f"{SCORES_DATA} {IID}",
     "fig7": f"{CIFAR10} --base fedprox --score E --f-ord 0.9  # client x data curriculum",
     "rivals": f"{CLIENTS} --client-order curriculum anti random {' '.join(RIVALS)}  # other choices of clients, equal uploads",

@@ -8,8 +8,7 @@ What differs from the paper, and why:
 - FGN is reported as eta ||g||^2 >= 0, g a client's gradient, without the paper's minus sign: a ratio does not see it.
 - ||g||^2 is the mean ||g_batch||^2 over the local batches, which training computes anyway; --fgn per_sample follows the text.
 - The first round has no predecessor and counts as critical. After an FGN of 0 any growth is infinite.
-- Ours: --window, --select, --budget, --server-ema, the columns that say how much of FGN and of the aggregate is noise of the
-  draw of clients, and every --arm but cl, base and random.
+- Ours: --window, --select, --budget, --server-ema, every --arm but cl, base and random, the columns of `noise` and fgn_se.
 """
 
 import math
@@ -27,7 +26,7 @@ import experiment
 from common import UsageError
 from experiment import flag
 
-BASES = ("fedavg", "fedprox", "vrlsgd", "fednova", "fedadagrad", "fedyogi", "fedadam")
+PAPER_BASES = ("fedavg", "fedprox", "vrlsgd", "fednova", "fedadagrad", "fedyogi", "fedadam")
 REPLAYS = ("constant", "shifted", "front", "rising")  # arms that spend FedCL's uploads at other times
 ARMS = ("cl", "base", "random", "longer", *REPLAYS)
 FGN = ("batch", "per_sample", "full")
@@ -40,8 +39,7 @@ FGN = ("batch", "per_sample", "full")
 
 
 def uniform(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
-    """Algorithm 1: every set is equally likely; weights N_k (line 6), a ratio estimator of sum_k p_k theta_k. Unequal weights
-    make its noise that of n / (1 + CV^2(N)) clients of equal size, CV(N) being the sizes' standard deviation by their mean."""
+    """Algorithm 1: every set is equally likely; weights N_k (line 6), a ratio estimator of sum_k p_k theta_k."""
     clients = fl.select(t, n)
     return clients, fl.sizes[clients], np.full(n, n / len(fl.sizes)), 0
 
@@ -49,9 +47,9 @@ def uniform(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
 def by_size(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
     """Systematic sampling with inclusion probabilities pi_k = n p_k.
 
-    Clients lie on a line in random order, each as long as its pi_k; n points at distance 1 pick those they fall upon. The mean
-    of sum_{k in S} w_k theta_k is sum_k pi_k w_k theta_k, so w_k = p_k / pi_k = 1/n is unbiased; these weights sum to 1 in
-    every draw. One random number places the points for every n: 8 clients are among the round's 16 (unless some pi_k is 1).
+    Clients lie on a line in random order, each as long as its pi_k; n points at distance 1 pick those they fall upon. Weights
+    p_k / pi_k = 1/n estimate sum_k p_k theta_k without bias and sum to 1 in every draw. One random number u places the points
+    for every n, at (u + j/n) mod 1 of the line: 8 clients are among the round's 16 (unless some pi_k is 1).
     """
     rng, pi = fl.streams("select by size", t), inclusion(fl.sizes, n)
     order = rng.permutation(len(pi))
@@ -103,7 +101,7 @@ class Config(experiment.Config):
     batch_size: int = 4
     momentum: float = 0.9
     weight_decay: float = 1e-5
-    base: str = flag("fedavg", "what trains and aggregates inside FedCL, and alone beside it", choices=BASES)
+    base: str = flag("fedavg", "what trains and aggregates inside FedCL, and alone beside it", choices=PAPER_BASES)
     arm: str = flag(
         ("cl", "base"),
         "cl: FedCL; base: its base; random: sizes at random (A.4); longer: the base with as many samples as --select size; "
@@ -192,10 +190,10 @@ def squared_norms(model: common.Model, theta: Tensor, data: common.Data, groups:
     return torch.cat(norms).double().cpu().numpy()
 
 
-def per_sample(model, theta, data, read: Sequence[np.ndarray], fisher: bool = False) -> np.ndarray:
+def per_sample(model, theta, data, samples: Sequence[np.ndarray], fisher: bool = False) -> np.ndarray:
     """Mean over each client's samples of their own `squared_norms`: (n,)."""
-    norms = squared_norms(model, theta, data, np.concatenate(read)[:, None], fisher)
-    return np.array([part.mean() for part in np.split(norms, np.cumsum([len(r) for r in read])[:-1])])
+    norms = squared_norms(model, theta, data, np.concatenate(samples)[:, None], fisher)
+    return np.array([part.mean() for part in np.split(norms, np.cumsum([len(own) for own in samples])[:-1])])
 
 
 def estimate(values: Tensor, w: np.ndarray, pi: np.ndarray) -> tuple[Tensor, float]:
@@ -210,27 +208,26 @@ def estimate(values: Tensor, w: np.ndarray, pi: np.ndarray) -> tuple[Tensor, flo
     (unsure,) = np.nonzero((pi < 1) & (w > 0))
     if len(unsure) < 2:
         return mean, float("inf") if len(unsure) else 0.0
-    w, out, share = w[unsure], 1 - pi[unsure], w[unsure].sum()
-    c = sum(float(s) * values[k] for k, s in zip(unsure, out * w / (out @ w), strict=True))
+    w_u, out, A = w[unsure], 1 - pi[unsure], w[unsure].sum()
+    c = sum(float(s) * values[k] for k, s in zip(unsure, out * w_u / (out @ w_u), strict=True))
     apart = np.array([float((values[k] - c).square().sum()) for k in unsure])  # row by row, sparing a second (n, d)
-    return mean, float((1 - 1 / len(unsure)) * np.sum(out * (w / (1 - w / share)) ** 2 * apart))
+    return mean, float((1 - 1 / len(unsure)) * np.sum(out * (w_u / (1 - w_u / A)) ** 2 * apart))
 
 
 def signals(config: Config, fl: common.Federation, theta: Tensor, t: int, clients, w, pi, update, eta: float) -> dict:
-    """What round t's clients, of weights w and inclusion probabilities pi, show: fgn, its standard error and, where it is the
-    detector, fim. theta (P,) is the model they received."""
+    """What round t's clients show at theta (P,), the net they received: fgn, its standard error and, if it detects, fim."""
     limit = config.detect_samples
-    read = [fl.streams("detect", t, k).permutation(fl.shards[k])[:limit] if limit else fl.shards[k] for k in clients]
+    samples = [fl.streams("detect", t, k).permutation(fl.shards[k])[:limit] if limit else fl.shards[k] for k in clients]
     if config.fgn == "batch":
         norms = update.grad_sq
     elif config.fgn == "full":
-        norms = np.array([squared_norms(fl.model, theta, fl.data, shard[None])[0] for shard in read])
+        norms = np.array([squared_norms(fl.model, theta, fl.data, own[None])[0] for own in samples])
     else:
-        norms = per_sample(fl.model, theta, fl.data, read)
+        norms = per_sample(fl.model, theta, fl.data, samples)
     fgn, variance = estimate(torch.as_tensor(norms * (eta if config.fgn_lr else 1))[:, None], w, pi)
     seen = {"fgn": float(fgn), "fgn_se": math.sqrt(variance)}
     if config.detector == "fim" and "detector" not in unread(config):
-        seen["fim"] = float(w @ per_sample(fl.model, theta, fl.data, read, fisher=True))
+        seen["fim"] = float(w @ per_sample(fl.model, theta, fl.data, samples, fisher=True))
     return seen
 
 
@@ -248,16 +245,14 @@ def noise(theta: Tensor, nets: Tensor, w: np.ndarray, pi: np.ndarray) -> dict[st
 def is_critical(history: Sequence[float], delta: float, window: int = 1, first: bool = True) -> bool:
     """Eq. 2 for the last of `history`: (FGN(t) - FGN(t-1)) / FGN(t-1) >= delta.
 
-    With a window W (ours): growth per round from the mean of the W before to that of the last W; early on W is half of the
-    rounds so far.
+    With a window W (ours; at most half of the rounds so far): growth a round from the mean of the W before to that of the last
+    W. Growth from nothing is infinite.
     """
     if len(history) < 2:
         return first
-    w = min(window, len(history) // 2)
-    now, before = float(np.mean(history[-w:])), float(np.mean(history[-2 * w : -w]))
-    if before == 0:  # any growth from nothing is infinite
-        return now != 0 and delta < np.inf
-    return (now / before) ** (1 / w) - 1 >= delta
+    W = min(window, len(history) // 2)
+    now, before = float(np.mean(history[-W:])), float(np.mean(history[-2 * W : -W]))
+    return now > 0 and delta < math.inf if before == 0 else (now / before) ** (1 / W) - 1 >= delta
 
 
 def next_size(n: int, critical: bool, m: int, M: int, fewest: int = 0, most: int = 0) -> int:
@@ -284,8 +279,8 @@ def replayed_sizes(config: Config, rows: Sequence[dict]) -> np.ndarray:
         return np.sort(sizes)[::-1]
     most = max(config.most or config.clients, sizes.max())  # FedCL's own --most may be larger where --tune chose it
     t, n = np.arange(len(sizes)), spread(np.ones(len(sizes)), sizes.sum(), most)
-    decays = t.astype(float)  # of eta
-    for _ in range(100 * (config.arm == "rising")):  # to the fixed point by half steps: whole ones may oscillate
+    decays = t.astype(float)  # how often eta has decayed by round t
+    for _ in range(100 if config.arm == "rising" else 0):  # to the fixed point by half steps: whole ones may oscillate
         log_share = t[::-1] * math.log(1 - config.kappa) + decays * math.log(config.lr_decay)
         n = spread(np.exp(log_share - log_share.max()), sizes.sum(), most)
         decays = (decays + (np.cumsum(n) - n) / config.clients_per_round) / 2 if config.budget else decays
@@ -293,10 +288,10 @@ def replayed_sizes(config: Config, rows: Sequence[dict]) -> np.ndarray:
 
 
 def spread(share: np.ndarray, total: int, most: int) -> np.ndarray:
-    """Integers (R,) in 1 .. most of sum `total`, in proportion to `share` (R,) as far as the bounds allow."""
+    """Integers (R,) in 1 .. most of sum `total` (running sums are rounded) in proportion to `share` (R,), if in bounds."""
     from scipy.optimize import brentq
 
-    share = np.maximum(share, 1e-12 * share.max())  # smaller ones would only be clipped to 1
+    share = np.maximum(share, 1e-12 * share.max())  # > 0, so that the bracket below is finite
     scale = brentq(lambda s: np.clip(s * share, 1, most).sum() - total, 0, most / share.min())
     return np.diff(np.floor(np.cumsum([0.5, *np.clip(scale * share, 1, most)]))).astype(int)
 
@@ -307,25 +302,24 @@ def spread(share: np.ndarray, total: int, most: int) -> np.ndarray:
 def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """Algorithm 2 around `config.base`, for one arm and detector."""
     fl, m, M = common.Federation(config, data, run.streams), config.clients_per_round, config.clients
-    limits, U, planned = (m, M, config.fewest, config.most), config.budget or math.inf, None  # U uploads in all
-    passes, select = config.epochs, config.select
+    limits, U, planned = (m, M, config.fewest, config.most), config.budget or math.inf, None  # U: uploads in all
+    passes, select = config.epochs, "uniform" if config.arm == "longer" else config.select
     if config.arm in ("base", "longer"):
         planned = [config.each or m] * config.rounds
     if config.arm == "longer":  # as many samples as draws by size would take
-        drawn_by_size = inclusion(fl.sizes, planned[0]) @ fl.sizes / planned[0]  # samples of a client, on average
-        passes, select = passes * (drawn_by_size / fl.sizes.mean()), "uniform"
+        passes *= inclusion(fl.sizes, planned[0]) @ fl.sizes / planned[0] / fl.sizes.mean()
     if config.arm in REPLAYS:
         planned = replayed_sizes(config, run.other(arm="cl").load()["rows"])
     if config.arm == "cl" and run.trial == 0 and 2 * m >= M:
         experiment.say(f"warning: one doubling of {m} clients reaches all {M}; critical periods have no room to show")
-    ratio = float(M * np.sum(fl.sizes**2) / fl.sizes.sum() ** 2)  # 1 + CV^2(N): by so much uniform draws are noisier
+    size_ratio = float(M * np.sum(fl.sizes**2) / fl.sizes.sum() ** 2)  # 1 + CV^2(N): as noisy as n / this equal ones
 
     state = fl.start() | {"n": m, "history": [], "spent": 0}
     for t in run.rounds(state):
         if state["spent"] == U:
             break
         n = min(state["n"] if planned is None else int(planned[t]), U - state["spent"])
-        clients, raw, pi, scorers = chosen(select, fl, state, t, n)  # line 2: M^(t), drawn anew; raw: w_k of any scale
+        clients, raw, pi, scorers = chosen(select, fl, state, t, n)  # line 2: the set M^(t); raw: w_k of any scale
         theta, eta = state["weights"], config.lr * config.lr_decay ** (state["spent"] / m if config.budget else t)
         batches = [schedule(fl.shards[k], passes, config.batch_size, fl.streams("batches", t, k)) for k in clients]
         kept, update = fl.train(state, t, clients, batches, lr=eta)
@@ -346,14 +340,13 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         elif config.arm == "random":
             state["n"] = random_size(n, fl.streams("random size", t).random(), config.p_double, config.p_halve, limits)
         seen |= fl.test(state | {"weights": state.get("ema", state["weights"])}) if run.due(t) or state["spent"] == U else {}
-        seen |= fl.cost(clients, update, received=scorers * fl.model.size, sent=scorers) | {"size_ratio": ratio}
+        seen |= fl.cost(clients, update, received=scorers * fl.model.size, sent=scorers) | {"size_ratio": size_ratio}
         run.record(t, len(kept), n - len(kept), train_loss=float(update.loss.mean()), **seen)
 
 
-def refuse_unplayable(config: Config, runs: list, folder) -> bool:
+def require_cl(config: Config, runs: list, folder) -> bool:
     """Raises UsageError where an arm would repeat the sizes of a FedCL that is not trained; else training begins."""
-    trained = {run.path for run in runs}
-    if any(run.config.arm in REPLAYS and run.other(arm="cl").path not in trained for run in runs):
+    if not {run.other(arm="cl").path for run in runs if run.config.arm in REPLAYS} <= {run.path for run in runs}:
         raise UsageError(f"--arm: {', '.join(REPLAYS)} repeat the sizes of cl; add cl")
     return False
 
@@ -368,28 +361,26 @@ def schedule(shard: np.ndarray, passes: float, batch_size: int, rng) -> np.ndarr
 
 def reach(own: pd.DataFrame, goal: float) -> dict[str, float]:
     """Rounds, uploads and clients a round until one run's tested accuracy is `goal` (nan: never), and whether it ever is."""
-    hit = own[own.accuracy >= goal]
-    rounds, uploads = (float(hit[column].iloc[0]) if len(hit) else np.nan for column in ("round", "uploads"))
-    reached = np.nan if np.isnan(goal) else float(len(hit) > 0)
+    rounds, uploads = own.loc[own.accuracy >= goal, ["round", "uploads"]].astype(float).min()  # both only grow
+    reached = np.nan if np.isnan(goal) else float(rounds > 0)
     return {"rounds_to": rounds, "uploads_to": uploads, "clients_to": uploads / rounds, "reached": reached}
 
 
 def selection(df: pd.DataFrame) -> pd.DataFrame:
-    """By (setting, method), means over trials: clients a round (mean, peak, first and last third of the rounds), critical
-    rounds, standard error of FGN in %, 1 + CV^2(N), rounds and samples in all, `reach` of the base's final accuracy in the same
-    trial, and the last accuracy tested within the uploads of the trial's thriftiest arm."""
+    """By (setting, method), means over trials: what `report` names; the accuracy to reach is that of the same trial's base,
+    equal uploads are those of the trial's thriftiest arm."""
     lines = []
     for (setting, _), arms in df.groupby(["setting", "trial"], sort=False):
         base = arms[~arms.method.str.contains("[+ ]")]  # the plain one
         goal = base.accuracy.dropna().iloc[-1] if len(base) else np.nan
-        budget = arms.groupby("method").uploads.max().min()
+        thriftiest = arms.groupby("method").uploads.max().min()
         for method, own in arms.groupby("method", sort=False):
             third, error = max(1, len(own) // 3), (100 * own.fgn_se / own.fgn).replace(np.inf, np.nan).mean()
             line = {"setting": setting, "method": method, "clients": own.clients.mean(), "peak": own.clients.max()}
             line |= {"early": own.clients[:third].mean(), "late": own.clients[-third:].mean()}
             line |= {"critical": own.critical.sum(min_count=1) if "critical" in own else np.nan, "fgn_error": error}
             line |= {"size_ratio": own.size_ratio.mean(), "rounds": len(own), "samples": own.samples.iloc[-1]}
-            within = own[own.uploads <= budget].accuracy.dropna()
+            within = own[own.uploads <= thriftiest].accuracy.dropna()
             lines.append(line | reach(own, goal) | {"equal": within.iloc[-1] if len(within) else np.nan})
     return pd.DataFrame(lines).groupby(["setting", "method"], sort=False).mean()
 
@@ -452,7 +443,7 @@ PRESETS = {
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
     method, hooks = ("arm", "detector", "select", "each", "server_ema"), {"after": lambda config: config.arm in REPLAYS}
-    hooks |= {"name": name, "report": report, "unread": unread, "instead": refuse_unplayable}
+    hooks |= {"name": name, "report": report, "unread": unread, "instead": require_cl}
     experiment.main(Config, PRESETS, __doc__, federate, method, **hooks, argv=argv)
 
 

@@ -387,7 +387,7 @@ def test_the_whole_run_literally(tmp_path, tiny_data, method, monkeypatch, capsy
     assert min(sizes) < 6 and (len(set(sizes)) > 1 or "--arm base" in CASES[method])
 
 
-@pytest.mark.parametrize("base", fgn.BASES)
+@pytest.mark.parametrize("base", fgn.PAPER_BASES)
 def test_pinned_size_is_the_base_bit_for_bit(tmp_path, tiny_data, base, monkeypatch, capsys):
     """delta = inf with the size pinned, and the same size pinned under the default delta."""
     monkeypatch.setattr(experiment, "curves", lambda *args, **how: None)
@@ -1452,7 +1452,7 @@ def test_presets_are_valid_and_cover_the_figures():
     assert swept("fig10", "delta") == [0, 0.01, 0.03, 0.05, 0.2, 0.35, 0.5] and swept("fig12", "epochs") == [1, 2, 3, 4, 5]
     assert swept("fig14", "base") == ["fedavg", "fedprox"] and swept("fig14", "clients") == [64, 128, 256, 512]
     assert swept("fig2", "model") == ["alexnet", "vgg11"] and swept("fig2", "alpha") == [0.1, 0.2, 0.3]
-    assert swept("fig52", "base") == sorted(set(fgn.BASES) - {"fedavg"}) and swept("fig50", "model") == ["resnet18"]
+    assert swept("fig52", "base") == sorted(set(fgn.PAPER_BASES) - {"fedavg"}) and swept("fig50", "model") == ["resnet18"]
     assert swept("fig29", "base") == ["fedavg", "fednova", "fedprox", "vrlsgd"] and swept("fig29", "dataset") == ["cifar100"]
     assert swept("fig47", "p_double") == [0.1, 0.3, 0.5, 0.7] and swept("fig47", "p_halve") == [0.3]
     assert swept("fig48", "p_halve") == [0.1, 0.3, 0.5, 0.7] and "random" in swept("fig48", "arm")
