@@ -11,8 +11,8 @@ What differs from the paper, and why:
 - Every round aggregates K clients. Where the pool leaves fewer, they begin the next round's and the re-scored pool fills
   them up. Left short, the paper's setting would take 109 rounds instead of 100 and be tested after one of 3 clients.
 - All arms, `vanilla` too, run on the same partition, and `random` is a random order of *clients* (of samples, for the data).
-- The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root miss N, step overshoots it
-  and the exponential collapses to N. Clients and samples are sorted by loss, the printed score 1/loss from the other end.
+- The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root end at N + (N - 1) b, step at
+  N + N b, the exponential is N at once. Clients and samples are sorted by loss, the printed score 1/loss from the other end.
 - Every step trains min(B, N) samples: where a pass over the admitted samples ends inside a batch, the next pass fills it up.
 
 Rivals that choose clients at equal uploads, none of them the paper's: `power-of-choice` (Cho et al., 2022), `entropy` of the
@@ -131,7 +131,7 @@ def deal(config: Config, fl: common.Federation, run: experiment.Run) -> tuple[np
     """Deals fl's clients anew by Algorithm 2. Returns the expert's losses (n,), and difficulty before and after (2, M, 2).
     Raises NonFiniteError where the expert diverged.
     """
-    untuned = run.other(hold_out=config.hold_out)  # without what --tune chose for this arm: all arms are dealt the same data
+    untuned = run.other(hold_out=config.hold_out)  # with the flags as typed, not as --tune chose them: all are dealt the same
     central = untuned.config.federation(fl.data, run.streams)
     expert = untuned.cached("expert", lambda: central.train_centrally(config.expert_epochs), "expert_epochs")
     [(loss, _)] = common.score(central.model, expert, fl.data, [np.arange(len(fl.data.y_train))], config.chunk)

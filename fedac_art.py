@@ -6,9 +6,9 @@ FedAC): before training, every client clusters its own samples, class by class, 
 top of SOLO (everyone alone), FedAvg, FedProx or MOON, and stands beside that base alone and beside random groups.
 
 What differs from the paper, and why:
-- A sample may join clusters of its own label only: as printed, Eq. 1 lets every class through at rho, the vigilance, 0.
-- The paper gives neither T, below which a cluster is small, nor weights: here the median over samples of the cluster size,
-  and (.5, 1) for P1 and P2, scaled to mean 1.
+- A sample may join clusters of its own label only: as printed, Eq. 1 lets every class through where the vigilance rho is 0.
+- The paper gives neither rho, nor T, below which a cluster is small, nor the weights. Here T is the median over samples of
+  their cluster's size, and the weights are (.5, 1) for P1 and P2, scaled to mean 1. SGD's momentum, .9, is that of MOON's code.
 - L1 and L2 of Eq. 8 are sums over the batch, divided by its size; --reduction group takes means over its P1 and its P2.
 - P1 is hard and P2 easy, as Eq. 5 and Section 1 have it; Eqs. 6 and 7 say the opposite (--swap).
 - SimpleCNN is that of MOON's code (conv5 6, conv5 16, FC 120-84-C); the text says 3 convolutions and 2 FC layers.
@@ -33,7 +33,6 @@ from experiment import flag
 
 ARMS = ("fedac", "base", "random-groups", "random-classes")
 RHO = {"pixels": 0.35, "pooled": 0.4, "encoder": 0.7}  # vigilance: gives clusters of 8 to 20 samples on average
-WEIGHTS = ("w_small", "w_large", "reduction", "swap", "ramp")  # flags that the base alone does not read
 ONE = 255  # what stands for 1 in the clustering: features are uint8, so that Fuzzy ART is exact in integers
 
 
@@ -95,23 +94,19 @@ def fuzzy_art(x: np.ndarray, rho: float, art_alpha: float, art_beta: float) -> t
     """
     n, d = x.shape
     dtype, total = (np.uint8, np.uint32) if art_beta == 1 else (np.float64, np.float64)
-    w, overlap = np.empty((2, 4, 2 * d), dtype)
+    w, overlap = np.empty((2, 4, 2 * d), dtype)  # w_j and I ^ w_j, with room for 4 clusters at first
     norm, cluster = np.empty(4), np.empty(n, dtype=np.int64)  # norm: |w_j|
-    J = 0  # clusters so far; w, overlap and norm have room for more, at first 4
+    J = 0  # clusters so far
     for i in range(n):
         I_x = np.concatenate([x[i], ONE - x[i]])  # complement coding: every sample has the same |I| = d
         meet = np.minimum(I_x, w[:J], out=overlap[:J]).sum(1, dtype=total)  # |I ^ w_j|, ^ the minimum
-        choice = np.where(meet / (ONE * d) >= rho, meet / (ONE * art_alpha + norm[:J]), -1.0)  # Eqs. 1, 2
+        choice = np.where(meet / (ONE * d) >= rho, meet / (ONE * art_alpha + norm[:J]), -1.0)  # Eq. 2 if Eq. 1
         j = int(choice.argmax()) if J and choice.max() >= 0 else J  # the largest choice that matches; the oldest of equals
         if j == len(w):
             w, overlap, norm = (np.concatenate([room, room]) for room in (w, overlap, norm))
-        if j == J:  # nothing matches
-            w[j] = I_x
-            J += 1
-        else:
-            w[j] = overlap[j] if art_beta == 1 else art_beta * overlap[j] + (1 - art_beta) * w[j]  # Eq. 3
+        w[j] = I_x if j == J else art_beta * overlap[j] + (1 - art_beta) * w[j]  # a new cluster where none matches, or Eq. 3
         norm[j] = w[j].sum(dtype=total)
-        cluster[i] = j
+        cluster[i], J = j, max(J, j + 1)
     return cluster, w[:J]
 
 
@@ -128,7 +123,7 @@ def clustering(x, label, order, rho, art_alpha, art_beta) -> np.ndarray:
 
 
 def cluster_clients(config: Config, fl: common.Federation, data: common.Data) -> Tensor:
-    """The cluster of every training sample, (2, n): under two presentation orders, the second only to compare."""
+    """Each sample's cluster (2, n) in two orders, the second only to compare. `data` has the true labels, fl.data --flip's."""
     grey = config.features != "encoder" and data.x_train.shape[-1] == 1
     rho = config.rho if config.rho >= 0 else 0.6 if grey else RHO[config.features]
     x, label = features(config, fl, data), fl.data.y_train.cpu().numpy().copy()
@@ -172,7 +167,7 @@ def hidden(model: common.Model, weights: Tensor, x: Tensor, index: np.ndarray) -
         return torch.cat([hidden(model, theta[None], x, index) for theta in weights])
     net, K, parts = model.bind(weights), len(weights), torch.as_tensor(index, device=model.device).split(500)
     z = [net.features(common.inputs(common.gather(x, part.expand(K, -1)))) for part in parts]
-    z = [each.unflatten(1, (K, -1)).transpose(0, 1).flatten(2) if each.dim() == 4 else each for each in z]  # a ResNet's, 1x1
+    z = [each.unflatten(1, (K, -1)).transpose(0, 1).flatten(2) if each.dim() == 4 else each for each in z]  # (n, K*F, 1, 1)
     return torch.cat(z, 1)
 
 
@@ -237,8 +232,8 @@ def augmented(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
     x (K, B, H, W, C) normalised -> the same; `black` (C,) is what lies beyond the edges. `extra` is drawn for full batches.
     """
     images, side = (x - black).flatten(0, 1).permute(0, 3, 1, 2), x.shape[2]
-    draw = {name: extra[name][:, : x.shape[1]].flatten(0, 1).to(x.dtype) for name in ("shift", "flip", "angle")}
-    cos, sin, flip, (down, right) = draw["angle"].cos(), draw["angle"].sin(), 1 - 2 * draw["flip"], draw["shift"].unbind(-1)
+    shift, flip, angle = (extra[name][:, : x.shape[1]].flatten(0, 1).to(x.dtype) for name in ("shift", "flip", "angle"))
+    cos, sin, flip, (down, right) = angle.cos(), angle.sin(), 1 - 2 * flip, shift.unbind(-1)
     source = torch.stack([flip * cos, -flip * sin, 2 * right / side, sin, cos, 2 * down / side], 1)  # where each pixel is from
     grid = F.affine_grid(source.view(-1, 2, 3), images.shape, align_corners=False)
     images = F.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)
@@ -268,9 +263,9 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
     """FedAC(base), the base alone, or the base with random groups, as --arm says."""
     fl, streams = config.federation(data, run.streams), run.streams
     fl.data, flipped = flip_labels(fl.data, config.flip, streams("flips"))  # the partition is that of the clean labels
-    decisive = (*experiment.DEALING, "epochs", "features", "warmup", "rho", "art_alpha", "art_beta", "flip")
-    typed = run.other(hold_out=config.hold_out)  # the flags as typed, save what --tune holds out: all arms share clusters
-    cluster = typed.cached("clusters", lambda: cluster_clients(typed.config, fl, data), *decisive).cpu().numpy()  # Eq. 4
+    decisive = (*experiment.DEALING, "epochs", "features", "warmup", "rho", "art_alpha", "art_beta", "flip")  # clusters
+    untuned = run.other(hold_out=config.hold_out)  # with the flags as typed, not as --tune chose them: all arms share clusters
+    cluster = untuned.cached("clusters", lambda: cluster_clients(untuned.config, fl, data), *decisive).cpu().numpy()  # Eq. 4
     y = fl.data.y_train.cpu().numpy()
     P1 = small_clusters(cluster[0], groups(fl.shards, y, config.scope), config.quantile)  # P1, P2 = S(C), Eq. 5
     if config.arm.startswith("random"):
@@ -285,7 +280,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
             options["weights"] = [sample_weights(config, t, b, fl.shards[k], P1) for k, b in zip(clients, batches, strict=True)]
         if config.augment != "none":
             drawn = [draws(config.augment, b, streams("augment", t, k)) for k, b in zip(clients, batches, strict=True)]
-            options["per_step"] = {name: [each[name] for each in drawn] for name in drawn[0]}  # `extra` below
+            options["per_step"] = {name: [each[name] for each in drawn] for name in drawn[0]}  # `extra` of `augmented`
             options["augment"] = functools.partial(augmented, black=(-data.mean / data.std).to(fl.model.dtype))
         kept, update = fl.train(state, t, clients, batches, **options)
         fl.aggregate(state, kept, update)
@@ -295,30 +290,28 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         run.record(t, len(kept), len(clients) - len(kept), **columns)
 
 
-# ---------------------------------------------------------------------------------------------------- what is measured
+# -------------------------------------------------------------------------------------- measures, figures, presets, main
 
 
 def clusters_seen(config: Config, fl: common.Federation, cluster, P1, flipped) -> dict[str, float]:
-    """Of the first round: clusters, share of P1 under both scopes, (client, class) cells wholly in the arm's P1, agreement of
-    two presentation orders and of independent groups of their sizes, shares of wrong labels in P1 and P2 (claim D4)."""
+    """Of the first round: clusters, share of P1 under both scopes, (client, class) cells wholly in this arm's P1, agreement of
+    two presentation orders and of independent groups of their sizes, shares of wrong labels in FedAC's P1 and P2, any arm."""
     y, dealt, J = fl.data.y_train.cpu().numpy(), cluster[0] > 0, cluster[0].max()
     shared, cells = groups(fl.shards, y, config.scope), groups(fl.shards, y, "class")
     by_client, by_class = (small_clusters(cluster[0], each, config.quantile) for each in (fl.shards, cells))
     first, second = (small_clusters(each, shared, config.quantile) for each in cluster)
     p, q = (np.array([P[one].mean() for one in shared]) for P in (first, second))
-    columns = {"clusters": J, "cluster_size": dealt.sum() / J}
+    columns = {"clusters": float(J), "cluster_size": dealt.sum() / J}
     columns |= {"small_by_client": by_client[dealt].mean(), "small_by_class": by_class[dealt].mean()}
     columns |= {"whole_cells": np.mean([P1[cell].all() for cell in cells]), "agreement": (first == second)[dealt].mean()}
     columns["chance"] = np.average(p * q + (1 - p) * (1 - q), weights=[len(one) for one in shared])
-    noisy_small = flipped[dealt & first].mean() if first.any() else math.nan
-    columns |= {"noisy_small": noisy_small, "noisy_large": flipped[dealt & ~first].mean()}
-    return {name: float(value) for name, value in columns.items()}
+    noisy_small = flipped[first].mean() if first.any() else math.nan
+    return columns | {"noisy_small": noisy_small, "noisy_large": flipped[dealt & ~first].mean()}
 
 
 def nets_seen(fl: common.Federation, state: dict, update: common.Update, clients, cluster: np.ndarray) -> dict[str, float]:
-    """Of the last round: Spearman's correlation of cluster size and loss inside clients, averaged over samples (claim D4), and
-    the silhouette of the classes in local features (D3). Leaves in state["seen"] what tsne*.png shows: features (3, 100, F) of
-    100 test images in three clients' own nets."""
+    """Of the last round: Spearman of cluster size and loss inside clients, averaged over samples, and the silhouette of the
+    classes in local features. state["seen"] is what tsne*.png shows: features (3, 100, F) of test images in 3 clients' nets."""
     from sklearn.metrics import silhouette_score
 
     scores = common.score(fl.model, fl.received(state, fl.everyone), fl.data, fl.shards, fl.config.chunk)
@@ -338,17 +331,13 @@ def nets_seen(fl: common.Federation, state: dict, update: common.Update, clients
     return {"spearman": float(np.ma.filled(spearman, np.nan)), "silhouette": float(silhouette)}
 
 
-# ----------------------------------------------------------------------------------------------- figures, presets, main
-
-
 def report(df: pd.DataFrame, runs: list[experiment.Run], folder) -> None:
-    """measures.csv, printed as means over trials; of each setting's first trial tsne*.png, * the setting's last 99 letters."""
+    """measures.csv, printed as means over trials; tsne*.png of each setting's first trial, * its last 99 letters."""
     own = [*df.loc[:, "clusters":"noisy_large"], "spearman", "silhouette"]  # each has one value in a run
     table = df.groupby(["setting", "method", "trial"], sort=False)[own].last()
     table.to_csv(folder / "measures.csv")
-    for setting in dict.fromkeys(df.setting):
-        means = table.loc[setting].groupby("method", sort=False).mean().T
-        print(f"\n{setting}", means.to_string(float_format="%.3f"), sep="\n")
+    for setting, means in table.groupby(["setting", "method"], sort=False).mean().groupby("setting", sort=False):
+        print(f"\n{setting}", means.droplevel("setting").T.to_string(float_format="%.3f"), sep="\n")
         words = setting.split()
         shown = [r for r in runs if r.trial == 0 and set(r.setting.split()) <= set(words)]  # an arm names only what it reads
         draw({r.method: r.load()["state"]["seen"] for r in shown}, folder, "-".join(["", *words])[-99:].replace("/", "_"))
@@ -394,12 +383,12 @@ PRESETS = {  # of a flag given twice the last counts; --list-presets prints what
 }
 
 
-def unread(config: Config) -> tuple[str, ...]:
+def unread(config: Config) -> list[str]:
     """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
-    encoder, flags = config.features == "encoder", WEIGHTS if config.arm == "base" else ()
-    flags += ("solo_epochs",) if config.base != "solo" else () if encoder else ("epochs",)  # the warm-up reads it
-    flags += common.BASES[config.base].unread
-    return flags if encoder else (*flags, "warmup")
+    solo, encoder = config.base == "solo", config.features == "encoder"
+    read = {"solo_epochs": solo, "epochs": encoder or not solo, "warmup": encoder}  # the encoder's warm-up reads --epochs, too
+    read |= dict.fromkeys(("w_small", "w_large", "reduction", "swap", "ramp"), config.arm != "base")
+    return [*common.BASES[config.base].unread, *(option for option, effective in read.items() if not effective)]
 
 
 def main(argv=None) -> None:

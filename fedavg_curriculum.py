@@ -5,8 +5,8 @@ client that takes part in a round scores its N samples with the model it receive
 data), sorts them, and trains on the g(t) easiest: the pacing function g grows from b N to N in the first a T of T local steps.
 
 What differs from the paper, and why:
-- The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root miss N, step overshoots it
-  and the exponential collapses to N. Samples are sorted by loss, the printed score 1/loss read from the other end.
+- The pacing functions are the corrected ones: as printed (Table 5) linear, quadratic and root end at N + (N - 1) b, step at
+  N + N b, and the exponential is N at once. Samples are sorted by loss, the printed score 1/loss read from the other end.
 - Every order takes the same T = E ceil(N/B) steps (E epochs, batches of B) of min(B, N) samples: a batch in which a pass over
   the admitted samples ends is filled from the next pass. With b = 1 curriculum, anti, random, fixed, vanilla are one program.
 - The paper's random draws anew at each step (here `random-step`); `random` draws one permutation in each round.
@@ -76,7 +76,7 @@ def name(config) -> str:
 def unread(config) -> list[str]:
     """The flags without effect on this arm: where they are swept it is trained once and shown in every setting."""
     scored, paced = config.order not in UNSCORED, config.order not in UNPACED
-    falls = config.lr_alpha > 0 and config.lr_power > 0  # eta
+    falls = config.lr_alpha > 0 and config.lr_power > 0  # eta, over a round's steps
     read = {"score": scored, "lg_pred": scored and config.score == "LG_pred", "expert_epochs": scored and config.score == "E"}
     read |= {"pacing": paced and not config.order.endswith("threshold"), "refresh": config.order != "random-step"}
     read |= dict.fromkeys(("pacing_a", "pacing_b", "pacing_scope"), paced) | dict.fromkeys(("lr_alpha", "lr_power"), falls)
@@ -127,8 +127,8 @@ def own_keys(name: str, logits: np.ndarray, y: np.ndarray, loss: np.ndarray) -> 
 def sort(order: str, keys: np.ndarray | None, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(x_1, ..., x_n) <- sort({x_1, ..., x_n}, s, o) as places (N,) in the shard; y (N,) are the labels.
 
-    A seeded permutation breaks ties: prediction keys are nearly all ties. balanced merges the sorted classes so that any
-    prefix holds the easiest fraction of each (Hacohen and Weinshall, 2019).
+    A seeded permutation breaks ties (prediction keys are nearly all ties), and is all that `random` is. balanced merges the
+    sorted classes so that any prefix holds the easiest fraction of each (Hacohen and Weinshall, 2019).
     """
     places = rng.permutation(len(y))
     if order in UNSCORED:
@@ -152,7 +152,7 @@ def admitted(config, keys: np.ndarray | None, steps: np.ndarray, T: int, N: int)
     if not config.order.endswith("threshold"):
         return pacing(config.pacing, steps, T, N, config.pacing_a, 1 if config.order in UNPACED else config.pacing_b)
     x = np.minimum(steps / (config.pacing_a * T), 1) if config.pacing_a else np.ones(len(steps))  # how far lambda rose
-    if config.order == "hard-threshold":  # its keys fall, and its lambda moves from the last one back
+    if config.order == "hard-threshold":  # keys fall: negate them, and run lambda backwards, from all samples to b N of them
         x, keys = 1 - x, -keys
     first, last = keys[max(1, int(config.pacing_b * N + 1e-9)) - 1], keys[-1]
     limit = np.where(x < 1 - 1e-9, first + x * (last - first), last)  # lambda
@@ -163,7 +163,7 @@ def paced_batches(ordered: np.ndarray, g: np.ndarray, batch_size: int, refresh: 
     """The index schedule (T, B) of one client: a step draws min(B, N) of the first g[step] samples; -1: none.
 
     refresh 'pass' draws without replacement until the prefix is used up, then goes on, in the same batch, with the prefix of
-    that step; 'step' reads it at every step. It is sorted by index before it is shuffled: only who is admitted matters.
+    that step; 'step' draws from it anew at every step. Prefixes are sorted, then shuffled: only who is admitted matters.
     """
     batches, queue = np.full((len(g), batch_size), -1, dtype=np.int64), ordered[:0]
     B = min(batch_size, len(ordered))
@@ -223,11 +223,11 @@ def federate(config: Config, data: common.Data, run: experiment.Run, observer=No
     fl, y = common.Federation(config, data, run.streams), data.y_train.cpu().numpy()
     observe = observer and observer(run, fl)
     scored = observe or config.order not in UNSCORED
-    local, expert_loss = scored and config.score in LOCAL, None
+    local, expert_loss = scored and config.score in LOCAL, None  # local: keys need the clients' own, older models
     if scored and config.score == "E":
-        typed = run.other(hold_out=config.hold_out)  # the flags as typed, save what --tune holds out: all arms ask one expert
-        central = typed.config.federation(data, run.streams)
-        expert = typed.cached("expert", lambda: central.train_centrally(config.expert_epochs), "expert_epochs")
+        untuned = run.other(hold_out=config.hold_out)  # with the flags as typed, not as --tune chose them: one expert for all
+        central = untuned.config.federation(data, run.streams)
+        expert = untuned.cached("expert", lambda: central.train_centrally(config.expert_epochs), "expert_epochs")
         [(expert_loss, _)] = common.score(central.model, expert, data, [np.arange(len(y))], config.chunk)
 
     state = fl.start() | {"held": {}}  # theta_g^0; each client's model at the end of its last participation
@@ -240,7 +240,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run, observer=No
         batches, weights = zip(*schedules, strict=True)
         eta = config.lr * (1 + config.lr_alpha * np.arange(max(map(len, batches)))) ** -config.lr_power  # anew in every round
         how = {"lr": eta, "weights": weights} | (fedlc(config, fl, [y[s] for s in shards]) if config.fedlc else {})
-        kept, update = fl.train(state, t, clients, batches, **how)  # theta_m <- train(theta_g, {x_1, ..., x_g(t)}), all m
+        kept, update = fl.train(state, t, clients, batches, **how)  # theta_m <- train(theta_g, {x_1, ..., x_g(t)})
         fl.aggregate(state, kept, update)  # theta_g^{t+1}
         if local:
             columns["fallback"] = np.mean([m not in state["held"] for m in clients.tolist()])  # had no model of their own yet
