@@ -3,16 +3,16 @@
 "FedCL: Federated Multi-Phase Curriculum Learning to Synchronously Correlate User Heterogeneity" (Wang, Guo and Jia),
 Algorithm 1, and its baselines. Clients train on the confidence-aware loss l_cl and upload, beside their weights, a Gaussian
 mixture of their difficulty scores. The server pools draws from all mixtures (the distribution beta), trains a generator of
-latent features on label and difficulty, and freezes a client once over a share v of its draws is below the T-quantile beta_T.
-When all are frozen, everyone goes on with the next, smaller T. As in the paper omega is the net, theta the generator.
+latent features on label and difficulty, and freezes a client once more than a share v of its draws is at most beta_T, the
+T-quantile of all. When all are frozen, everyone goes on with the next, smaller T. omega is the net, theta the generator.
 
 What differs from the paper, and why:
 - A phase lasts at most ceil(rounds / Z) rounds: with T <= v not all clients can pass one check, so it might never end.
 - At the printed tau = 10, lambda = .5 the confidence s* is e for every loss below 9.63: FedCL is then cross-entropy at e
   times the learning rate. Controls show it: fedgen-e (FedGen at e lr), fedcl-e (l_cl / e), fedcl-logc (tau = log C).
-- s* is the local minimiser of Eq 7 of SuperLoss (Castells et al., 2020); Eq 7 itself falls without end as s grows, if l < tau.
-- beta is renewed before theta (line 18 before 17); round 1 has no synthetic term, as the generator has learnt nothing yet;
-  only this round's participants are checked (line 20: all of M_l).
+- s* (Castells et al., 2020) is Eq 7's local minimiser, e where it has none: if l < tau, Eq 7 falls without end as s grows.
+- Averaged are M_f, the frozen, and P_t, this round's participants (Eq 21: all K); only P_t is checked (line 20: all of M_l).
+- beta is renewed before theta (line 18 before 17); round 1 has no synthetic term, as the generator has learnt nothing yet.
 - The generator is FedGen's, told one drawn score, standardised by the pool. Whether it obeys: `rank_correlation`.
 - Ours, marked so: --average fresh leaves the frozen out of Eq 21; --upload quantiles; --tau -1.
 """
@@ -49,7 +49,7 @@ class Mean(common.FedProx):
 
 
 class FedEnsemble(Mean):
-    """FedAvg; the summed logits of all users' models are tested. Users outside P_t hold the omega that they received."""
+    """FedAvg; the summed logits of all users' models are tested. Users outside P_t count with the omega that P_t received."""
 
     def aggregate(self, x, update, clients, sizes):
         self.memory["users"] = torch.cat([update.weights, x[None]])
@@ -85,30 +85,28 @@ class FedDistill(common.Solo, FedDistillPlus):
 
 
 # A method is the one loop below with a base, a factor of --lr, and flags that it fixes and so does not read
-FEDCL = {"mu": 0.0, "distill": 0.0}
-NOFREEZE = FEDCL | {"freeze": False}
-FEDGEN = NOFREEZE | {"loss": "ce", "difficulty": False, "tau": 0.0}
+NEITHER = {"mu": 0.0, "distill": 0.0}  # FedProx' term nor FedDistill's
+FEDGEN = {"freeze": False, "loss": "ce", "difficulty": False, "tau": 0.0}
 FEDAVG = FEDGEN | {"synthetic": 0.0}
-FEDPROX, DISTILL = ({name: FEDAVG[name] for name in FEDAVG if name != own} for own in ("mu", "distill"))  # reads its own
 ARMS = {
-    "fedcl": (Mean, 1.0, FEDCL),
-    "fedcl-fresh": (Mean, 1.0, FEDCL | {"average": "fresh"}),
-    "fedcl-nofreeze": (Mean, 1.0, NOFREEZE),
-    "fedgen": (Mean, 1.0, FEDGEN),
-    "fedgen-e": (Mean, math.e, FEDGEN),
-    "fedavg": (Mean, 1.0, FEDAVG),
-    "fedprox": (Mean, 1.0, FEDPROX),
-    "fedensemble": (FedEnsemble, 1.0, FEDAVG),
-    "feddistill": (FedDistill, 1.0, DISTILL),
-    "feddistill+": (FedDistillPlus, 1.0, DISTILL),
-    "fedcl-e": (Mean, 1.0, FEDCL | {"loss": "confidence/e"}),
-    "fedcl-logc": (Mean, 1.0, FEDCL | {"tau": 0.0}),
+    "fedcl": (Mean, 1.0, NEITHER),
+    "fedcl-fresh": (Mean, 1.0, NEITHER | {"average": "fresh"}),
+    "fedcl-nofreeze": (Mean, 1.0, NEITHER | {"freeze": False}),
+    "fedgen": (Mean, 1.0, NEITHER | FEDGEN),
+    "fedgen-e": (Mean, math.e, NEITHER | FEDGEN),
+    "fedavg": (Mean, 1.0, NEITHER | FEDAVG),
+    "fedprox": (Mean, 1.0, FEDAVG | {"distill": 0.0}),
+    "fedensemble": (FedEnsemble, 1.0, NEITHER | FEDAVG),
+    "feddistill": (FedDistill, 1.0, FEDAVG | {"mu": 0.0}),
+    "feddistill+": (FedDistillPlus, 1.0, FEDAVG | {"mu": 0.0}),
+    "fedcl-e": (Mean, 1.0, NEITHER | {"loss": "confidence/e"}),
+    "fedcl-logc": (Mean, 1.0, NEITHER | {"tau": 0.0}),
 }
 
 
 @dataclasses.dataclass
 class Config(experiment.Config):
-    """Common flags, with Table I's values but for rounds and min_size, then the algorithm's own (v and S: Table VI's best)."""
+    """Common flags with Table I's values (rounds: 200 there), then the algorithm's own (v and S: Table VI's best)."""
 
     model: str = "fedgen-cnn"
     clients: int = 20
@@ -118,11 +116,11 @@ class Config(experiment.Config):
     batch_size: int = 32
     min_size: int = 32
     mu: float = flag(0.1, "method fedprox: weight of its proximal term (0: none)", 0)
-    method: str = flag(tuple(ARMS)[:-2], "methods to compare, paired", choices=ARMS)  # of the last two each takes 10 s more
+    method: str = flag(tuple(ARMS)[:-2], "methods to compare, paired", choices=ARMS)  # the last two, controls, cost 10 s each
     local_steps: int = flag(20, "SGD steps of a client in a round", 1, 10**5)
     data_share: float = flag(0.0, "share of the training set that the users hold (0: half; all of digits)", 0, 1)
     eval: str = flag("full", "accuracy reported: on the full test set, or on labels a user holds", choices=("full", "paper"))
-    tau: float = flag(10.0, "loss that parts easy from hard (0: log of the classes; -1: running mean of the loss)", -1, 1e6)
+    tau: float = flag(10.0, "loss that parts easy from hard (0: log of the classes; -1, ours: its running mean)", -1, 1e6)
     lam: float = flag(0.5, "lambda of the confidence-aware loss l_cl (1e9: all confidences are 1)", above=0)
     loss: str = flag("confidence", "fedcl's: l_cl, that over e, or cross-entropy", choices=("confidence", "confidence/e", "ce"))
     difficulty: bool = flag(True, "tell fedcl's generator the difficulty s")
@@ -130,7 +128,7 @@ class Config(experiment.Config):
     average: str = flag("all", "Eq 21 over frozen and fresh weights, or over the fresh alone (ours)", choices=("all", "fresh"))
     thresholds: str = flag("0.8,0.6,0.2", "the phases' T, shares of all draws, falling, with commas")
     v: float = flag(0.7, "share of a client's draws below beta_T above which it freezes (1: never)", 0, 1)
-    phase_quorum: float = flag(1.0, "share of frozen clients that ends a phase", high=1, above=0)
+    phase_quorum: float = flag(1.0, "share of frozen clients that ends a phase (1: Algorithm 1; .8: the text)", high=1, above=0)
     upload: str = flag("gmm", "form of a client's scores: a mixture, or 17 quantiles (ours)", choices=("gmm", "quantiles"))
     synthetic: float = flag(1.0, "weight of the generated samples' loss (0: none, and no generator)", 0)
     generator_hidden: int = flag(256, "width of the generator", 1, 65536)
@@ -172,7 +170,7 @@ def confidence(ce: Tensor, tau: float, lam: float) -> Tensor:
     b = ((ce.detach().double() - tau) / lam).clamp(min=-2 / math.e)
     p = (math.e * b + 2).clamp(min=0).sqrt()  # 0 at the branch point, where w = -1
     w = torch.where(b < 0, -1 + p - p**2 / 3 + p**3 * (11 / 72), torch.log1p(b.clamp(min=0) / 2) * 0.8)
-    for _ in range(6):
+    for _ in range(6):  # w began as the series at the branch point, or near log(1 + b / 2)
         f, above = w - b / 2 * torch.exp(-w), (w + 1).clamp(min=1e-8)
         w = w - f / (above - (w + 2) * f / (2 * above))
     return torch.where(b > -2 / math.e, torch.exp(-w), math.e).to(ce.dtype)
@@ -215,8 +213,7 @@ def teach(fl: common.Federation, state: dict, head: nn.Module, t: int) -> None:
     """Adam on Eq 18 plus FedGen's diversity term. The global head, linear, gives the mean of the averaged heads' logits."""
     config, tau, G = fl.config, state["tau"], generator(fl, state["generator"]).train()
     adam = torch.optim.Adam(G.parameters(), lr=TEACHING_LR * 0.98**t, weight_decay=1e-2)
-    if state["adam"]:
-        adam.load_state_dict({"state": state["adam"], "param_groups": adam.state_dict()["param_groups"]})
+    adam.load_state_dict({"state": state["adam"], "param_groups": adam.state_dict()["param_groups"]})  # its moments so far
     for y, x in zip(*conditions(fl, state, (TEACHING_STEPS, TEACHING_BATCH), "teaching", t), strict=True):
         z = G(x)
         ce = F.cross_entropy(head(z[None])[0], y, reduction="none")
@@ -251,13 +248,11 @@ def schedule(config: Config, shard: np.ndarray, rng: np.random.Generator) -> np.
 
 @torch.no_grad()
 def download(fl: common.Federation, state: dict, clients: np.ndarray, t: int) -> tuple[dict | None, int]:
-    """What clients get beside the net (line 4), and how many numbers that is: theta, p(y) and beta, or FedDistill's Q.
-
-    From the generator, once it has learnt, come features z (T, B, latent) and labels y' (T, B) of each client.
-    """
+    """What clients get beside the net (line 4), and how many numbers that is: theta, p(y) and beta, or FedDistill's Q. Once the
+    generator has learnt, its features z (T, B, latent) and labels y' (T, B) for each client."""
     C, G, size = fl.data.classes, state["generator"], (fl.config.local_steps, fl.config.batch_size)
     if not G:
-        return None, len(clients) * C * C * ("logits" in state["base"])
+        return None, len(clients) * C * C * ("logits" in state["base"])  # FedDistill's Q
     y, x = (torch.stack(each) for each in zip(*(conditions(fl, state, size, "synthetic", t, k) for k in clients), strict=True))
     z = generator(fl, G).eval()(x.flatten(0, -2)).view(*y.shape, -1)
     numbers = sum(w.numel() for w in G.values()) + C  # and beta: by one seed all draw the same pool from the mixtures
@@ -291,10 +286,8 @@ def mixture(scores: np.ndarray, seed: int) -> list[list[float]]:
 
 
 def upload(fl: common.Federation, state: dict, clients: np.ndarray, weights: Tensor, batches: dict, t: int) -> int:
-    """Line 14: label counts, and the mixture (or quantiles) of the scores that each local model gives its samples.
-
-    Returns how many numbers that is. Finite weights can have scores that are not: NonFiniteError.
-    """
+    """Line 14: label counts c_k, and the mixture D_k (or quantiles) of the scores that each local model gives its samples.
+    Returns how many numbers that is. Finite weights can have scores that are not: NonFiniteError."""
     config, y, C, sent = fl.config, fl.data.y_train.cpu().numpy(), fl.data.classes, 0
     if isinstance(fl.base, FedDistillPlus):
         fl.base.share(fl, clients, weights)
@@ -309,8 +302,8 @@ def upload(fl: common.Federation, state: dict, clients: np.ndarray, weights: Ten
             scores = (ce - state["tau"]) * confidence(torch.as_tensor(ce), state["tau"], config.lam).numpy()  # Eq 6
             if not np.isfinite(scores).all():
                 raise common.NonFiniteError(f"round {t + 1}: a score of client {k} is not finite. Try a smaller --lr")
-            fit = None if config.upload == "quantiles" else mixture(scores, fl.streams.seed("mixture", t, k))
-            state["scores"][k] = fit or [np.quantile(scores, LEVELS).tolist()]
+            quantiles, seed = [np.quantile(scores, LEVELS).tolist()], fl.streams.seed("mixture", t, k)
+            state["scores"][k] = mixture(scores, seed) if config.upload == "gmm" else quantiles  # D_k
             sent += sum(map(len, state["scores"][k]))
     return sent
 
@@ -343,7 +336,8 @@ def synchronise(config: Config, state: dict, trained: dict[int, Tensor], draws: 
     below = {k: int((N_k <= beta_T).sum()) for k, N_k in draws.items()}
     passed = {k: omega_k.clone() for k, omega_k in trained.items() if below[k] > config.v * DRAWS + 1e-9}  # more, not as many
     M_f.update(passed)
-    natural, forced = len(M_f) >= config.phase_quorum * config.clients - 1e-9, t + 1 - state["begun"] >= config.rounds / len(S)
+    natural = len(M_f) >= config.phase_quorum * config.clients - 1e-9
+    forced = t + 1 - state["begun"] >= config.rounds / len(S)  # that is ceil(rounds / Z) rounds
     columns = {"phase": z + 1, "frozen": len(M_f), "froze": len(passed), "beta_T": beta_T}
     columns["advance"] = "natural" if natural else "forced" if forced else ""
     columns["fractions"] = " ".join(f"{below[k] / DRAWS:.3f}" if k in below else "-" for k in range(config.clients))
@@ -373,7 +367,7 @@ def serve(fl: common.Federation, state: dict, trained: dict[int, Tensor], t: int
 
 def evaluate(fl: common.Federation, state: dict) -> dict:
     """Accuracy (%) and loss of the global net, an ensemble, or users' own nets; the paper's asks users for labels they hold."""
-    y, users, labels = fl.data.y_test, state["base"].get("users"), np.array(state["labels"])  # (K, C)
+    y, users, labels = fl.data.y_test, state["base"].get("users"), np.array(state["labels"])  # label counts (K, C)
     nets = fl.received(state, fl.everyone).view(-1, fl.model.size) if users is None else users
     images, everything = fl.data.images("test", fl.model.dtype), [np.arange(len(y))] * len(nets)
     logits = common.predict(fl.model, nets, images, everything, fl.config.chunk)
@@ -387,10 +381,8 @@ def evaluate(fl: common.Federation, state: dict) -> dict:
 
 
 def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[common.Federation, dict]:
-    """The users, who hold a random share of the data (pixels in [-1, 1]); the state, all that survives a round.
-
-    state["base"] holds the frozen clients' weights and what a baseline remembers, labels (K, C) the users' counts (Fig 6).
-    """
+    """The users, who hold a random share of the data (pixels in [-1, 1]), and the state, all that survives a round: in "base"
+    what the base remembers, the frozen weights above all, in "labels" (K, C) the users' counts (Fig 6)."""
     base, factor, fixed = ARMS[config.method]
     config = dataclasses.replace(config, lr=config.lr * factor, **fixed)
     if data.mean is None:
@@ -402,11 +394,10 @@ def begin(config: Config, data: common.Data, streams: common.Streams) -> tuple[c
     fl = common.Federation(config, dataclasses.replace(data, mean=grey, std=grey, **users), streams, base)
     if config.synthetic and not hasattr(fl.model.skeleton.head, "in_features"):
         raise common.UsageError(f"--model {config.model}: {config.method}'s generator wants a net with features and a head")
-    fl.base.memory["frozen"] = {}
-    y, C = fl.data.y_train.cpu().numpy(), data.classes
-    state = fl.start() | {"tau": config.tau if config.tau > 0 else math.log(C), "phase": 0, "begun": 0, "pool": []}
+    fl.base.memory["frozen"] = {}  # M_f: weights by client; `start` puts the memory into the state
+    state = fl.start() | {"tau": config.tau if config.tau > 0 else math.log(data.classes), "phase": 0, "begun": 0, "pool": []}
     state |= {name: {} for name in ("scores", "counts", "generator", "adam", "snapshots")}
-    return fl, state | {"labels": [np.bincount(y[shard], minlength=C).tolist() for shard in fl.shards]}
+    return fl, state | {"labels": [fl.data.y_train[own].bincount(minlength=data.classes).tolist() for own in fl.shards]}
 
 
 def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
@@ -439,7 +430,7 @@ def results(df: pd.DataFrame) -> pd.DataFrame:
     columns |= {"rounds": hits["round"].first(), "updates": hits.uploads.first()}
     columns["megabytes"] = (runs.received_mb.last() + runs.sent_mb.last()).round(3)
     if "phase" in df:
-        own = df.dropna(subset="phase").reindex(columns=[*df, *({"advance", "froze", "rank_correlation"} - {*df})])
+        own = df.reindex(columns=[*by, "phase", "froze", "advance", "rank_correlation"]).dropna(subset="phase")
         own = own.assign(natural=own.advance == "natural", forced=own.advance == "forced").groupby(by)
         columns |= dict(own[["froze", "natural", "forced"]].sum()) | {"rank_correlation": own.rank_correlation.mean()}
     return pd.DataFrame(columns, index=runs.size().index)
@@ -452,8 +443,7 @@ def report(df: pd.DataFrame, runs: list[experiment.Run], folder: Path) -> None:
     by_method = table.groupby(["setting", "method"], sort=False)
     print(by_method.mean().assign(reached=by_method.rounds.count()).to_string(float_format="%.2f", na_rep="-"))
     if "phase" in df:
-        names = (name for name in ("phase", "frozen", "beta_T") if name in df)
-        experiment.curves(df.dropna(subset="phase"), folder / "phases.png", *names)
+        experiment.curves(df.dropna(subset="phase"), folder / "phases.png", *df.filter(["phase", "frozen", "beta_T"]))
         draw_mixtures([(run, s) for run in runs if run.trial == 0 and (s := run.load()["state"]["snapshots"])], folder)
 
 
@@ -477,18 +467,15 @@ def draw_mixtures(snapshots: list, folder: Path) -> None:
     fig.savefig(folder / "mixtures.png", dpi=150)
 
 
-ALL = "fedcl fedcl-fresh fedcl-nofreeze fedgen fedgen-e fedavg fedprox fedensemble feddistill feddistill+"
-MNIST = f"--dataset mnist --rounds 200 --method {ALL}"
-EMNIST = f"--dataset emnist --rounds 200 --method {ALL}"
 ABLATION = "--dataset emnist --rounds 200 --alpha 0.1 --method fedcl fedcl-fresh fedcl-nofreeze fedgen-e"
 CELEBA = "--dataset celeba --partition natural --data-share 1 --min-size 2 --generator-hidden 128 --rounds 100"
 PRESETS = {
-    "table1": f"{MNIST} --thresholds 0.9,0.6,0.3 --v 0.8  # Table I's S and v, on MNIST",
-    "table2-mnist": f"{MNIST} --alpha 0.05 0.1 1  # accuracy by heterogeneity (Fig 3)",
-    "table2-emnist": f"{EMNIST} --alpha 0.05 0.1 1 10 --local-steps 20 40  # by heterogeneity and T (Fig 5)",
-    "table2-celeba": f"{CELEBA} --method {ALL} --clients 10 25 --clients-per-round 5  # 5 of 10 and 5 of 25 (Fig 4)",
-    "table2-celeba-10": f"{CELEBA} --method {ALL} --clients 25 --clients-per-round 10  # 10 of 25 celebrities",
-    "table3": f"{MNIST} --alpha 0.05 0.1 1 10  # rounds to FedAvg's final accuracy; Fig 6: partition.png",
+    "table1": "--dataset mnist --rounds 200 --thresholds 0.9,0.6,0.3 --v 0.8  # Table I's S and v, on MNIST",
+    "table2-mnist": "--dataset mnist --rounds 200 --alpha 0.05 0.1 1  # accuracy by heterogeneity (Fig 3)",
+    "table2-emnist": "--dataset emnist --rounds 200 --alpha 0.05 0.1 1 10 --local-steps 20 40  # by alpha and T (Fig 5)",
+    "table2-celeba": f"{CELEBA} --clients 10 25 --clients-per-round 5  # 5 of 10 and 5 of 25 (Fig 4)",
+    "table2-celeba-10": f"{CELEBA} --clients 25 --clients-per-round 10  # 10 of 25 celebrities",
+    "table3": "--dataset mnist --rounds 200 --alpha 0.05 0.1 1 10  # rounds to FedAvg's final accuracy; Fig 6: partition.png",
     "table4": f"{ABLATION} --phase-quorum 0.6 0.7 0.8 0.9  # share of frozen clients that ends a phase",
     "table5": f"{ABLATION} --thresholds 0.8,0.4 0.8,0.6,0.2 0.8,0.6,0.4,0.2 0.9,0.7,0.5,0.3,0.1  # number of phases",
     "table6-lambda": f"{ABLATION} --lam 0.2 0.5 0.8 1",
