@@ -312,7 +312,7 @@ def federate(config: Config, data: common.Data, run: experiment.Run) -> None:
         planned = replayed_sizes(config, run.other(arm="cl").load()["rows"])
     if config.arm == "cl" and run.trial == 0 and 2 * m >= M:
         experiment.say(f"warning: one doubling of {m} clients reaches all {M}; critical periods have no room to show")
-    size_ratio = float(M * np.sum(fl.sizes**2) / fl.sizes.sum() ** 2)  # 1 + CV^2(N): as noisy as n / this equal ones
+    size_ratio = float(M * np.sum(fl.sizes**2) / fl.sizes.sum() ** 2)  # 1 + CV^2(N): n average like n / that of one size
 
     state = fl.start() | {"n": m, "history": [], "spent": 0}
     for t in run.rounds(state):
