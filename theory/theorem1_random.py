@@ -1,0 +1,96 @@
+"""Theorem 1 on random problems, 600 within its step and 600 beyond: as printed, by its proof, corrected, sharp.
+
+    python -m theory.theorem1_random
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from theory import sharp
+from theory.biases import random_biases, random_steps, zero_sum
+from theory.functions import kinked, quadratic
+from theory.local_sgd import Problem, exact_error
+from theory.one_step import largest_steps
+from theory.report import row, show, worst
+from theory.theorem1 import kinked_problem, printed
+from theory.theorem1_proof import corrected, last_display
+
+GRID = 600
+
+
+def random_problem(rng, beyond=False):
+    """Strongly convex f; noise on quadratics alone, where its moments are exact.
+
+    Steps reach Theorem 1's limit or, `beyond` it, 1/(2L(1+2M/Q)), halved until the lemmas allow them. One client,
+    round, step or dimension, mu = L, no bias, no noise and a start at theta* are all drawn.
+    """
+    T, N, Q, d = rng.integers(1, 9), rng.integers(1, 7), rng.integers(1, 9), rng.integers(1, 4)
+    L = 10 ** rng.uniform(-1, 1)
+    mu = 10 ** rng.uniform(-2, 0)
+    M = sigma = 0.0
+    if smooth := rng.random() < 0.5:
+        M = rng.choice([0.0, 0.5, 2.0])
+        sigma = rng.choice([0.0, 0.3, 2.0])
+        f = quadratic(L * np.append(rng.uniform(mu, 1, d - 1), 1.0))
+    else:
+        f = kinked(L * mu, L)
+    distances = [0.0, 0.1, 3.0]
+    if smooth and M == sigma == 0:  # nothing moves a quadratic's E from theta*: rounding would be measured
+        distances = [0.1, 3.0]
+    theta0 = rng.standard_normal(d) * rng.choice(distances)
+    longest = largest_steps(f.L, M)[0]
+    if beyond:
+        longest = 1 / (2 * L * (1 + 2 * M / Q))
+    steps = random_steps(rng, T, N, longest)
+    B = random_biases(rng, T, N)
+    problem = Problem(f, theta0, steps, B, zero_sum(rng, Q, d), M, sigma)
+    while beyond:
+        with suppress(ValueError):
+            corrected(problem)
+            return problem
+        problem = replace(problem, steps=problem.steps / 2)
+    return problem
+
+
+def ratios(problem, beyond=False):
+    """The worst bound / E^(T,0) over T >= 1: printed, its last display, corrected, sharp, closed form.
+
+    inf for a form that does not speak of the problem: beyond the printed step, or no closed form.
+    """
+    E = exact_error(problem)
+    bounds = np.full((5, len(E)), np.inf)
+    if not beyond:
+        bounds[0] = printed(problem)
+        bounds[1] = last_display(problem)
+    bounds[2] = corrected(problem)
+    bounds[3] = sharp.bound(problem)
+    if problem.M == 0 and np.ptp(problem.steps) == 0:
+        bounds[4] = sharp.closed_form(problem)
+    return [worst(bound[1:], E[1:]) for bound in bounds]
+
+
+def check():
+    """All forms on the random problems; the proof's last display on the kinked problem too."""
+    rng = np.random.default_rng(1)
+    within = [ratios(random_problem(rng)) for _ in range(GRID)]
+    longer = [ratios(random_problem(rng, beyond=True), beyond=True) for _ in range(GRID)]
+    least = np.min(within + longer, 0)
+    violated = np.mean(np.array(within)[:, 0] < 1)
+    note = f"{GRID} + {GRID} problems, {violated:.1%} violated"
+    yield row("Theorem 1, random grid", "violated", least[0], least[2], least[3], note)
+
+    short = kinked_problem(1000)
+    proof = last_display(short)[-1] / exact_error(short)[-1]
+    long = kinked_problem(1000, N=20, T=20)
+    E = exact_error(long)[-1]
+    mended = last_display(long, power=1)[-1] / E
+    form = printed(long, power=1)[-1] / E
+    note = f"the same and Q = 1000 above; B for B^2, N = T = 20: {mended:.3f}, printed form {form:.2f}"
+    name = "Theorem 1 by its proof; closed form"
+    yield row(name, "violated", min(proof, least[1]), None, least[4], note)
+
+
+if __name__ == "__main__":
+    show(check)
