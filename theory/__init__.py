@@ -1,1 +1,3 @@
-"""The convergence statements of "When Do Curricula Work in Federated Learning?", checked numerically."""
+"""The convergence statements of "When Do Curricula Work in Federated Learning?", checked
+numerically.
+"""

@@ -4,15 +4,18 @@ import numpy as np
 
 from theory.functions import require
 
+
 def opposed(Q, d=1):
-    """Zero-sum directions u: (Q, d) of norm 1, one half of the clients against the other. ValueError for odd Q."""
+    """Zero-sum directions u: (Q, d) of norm 1, one half of the clients against the other.
+    ValueError for odd Q.
+    """
     require(Q >= 2 and Q % 2 == 0, "opposed biases need an even number of clients")
     signs = np.repeat([1.0, -1.0], Q // 2)
     return signs[:, None] * np.full(d, d**-0.5)
 
 
 def minority(Q):
-    """Zero-sum directions u: (Q, 1), one client pushed up, the others down. ValueError for Q < 2."""
+    """Zero-sum directions u: (Q, 1), one client pushed up, the others down. ValueError: Q < 2."""
     require(Q >= 2, "a minority needs others")
     u = np.full((Q, 1), 1 / (Q - 1))
     u[0] = -1.0  # a step goes against the bias
@@ -20,7 +23,9 @@ def minority(Q):
 
 
 def zero_sum(rng, Q, d):
-    """Random zero-sum directions u: (Q, d), the longest of norm 1; 0 for one client, as equation 3 demands."""
+    """Random zero-sum directions u: (Q, d), the longest of norm 1; 0 for one client, as equation 3
+    demands.
+    """
     u = rng.standard_normal((Q, d))
     u -= u.mean(0)
     if Q == 1:
@@ -29,10 +34,12 @@ def zero_sum(rng, Q, d):
 
 
 def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
-    """Sizes B^(t,j): (rounds, N) of one mean for every order; B at the start is `first` of B at the end.
+    """Sizes B^(t,j): (rounds, N) of one mean for every order; B at the start is `first` of B at the
+    end.
 
-    'client' grows from round to round; 'data' inside every round, with B^(t,J) = B^(t+1,0) as printed;
-    'anti' is 'client' backwards; 'shuffled' permutes its rounds by `rng`. ValueError on another order.
+    'client' grows from round to round; 'data' inside every round, with B^(t,J) = B^(t+1,0) as
+    printed; 'anti' is 'client' backwards; 'shuffled' permutes its rounds by `rng`. ValueError on
+    another order.
     """
     require(rounds >= 1 and N >= 1, "at least one round of one step")
     require(0 <= mean < np.inf and 0 <= first <= 1, "mean >= 0 and 0 <= first <= 1")
@@ -47,7 +54,9 @@ def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
     }
     if rng:
         paths["shuffled"] = rng.permutation(client)
-    require(order in paths, f"order {order!r} is one of {list(paths)}; 'shuffled' takes a generator")
+    require(
+        order in paths, f"order {order!r} is one of {list(paths)}; 'shuffled' takes a generator"
+    )
     path = paths[order]
     if path.max() == 0:  # nothing grows: 'constant', one round, or 'data' with one local step
         return np.full((rounds, N), float(mean))

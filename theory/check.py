@@ -1,10 +1,10 @@
 """Checks every statement of Section 5 and supplement 2 numerically and prints a table of verdicts.
 
-    python -m theory.check                        # under half a minute; check.json and figures in runs/theory
-    python -m theory.check --out theory/figures   # renews what theory/README.md shows
+python -m theory.check # under half a minute; check.json and figures in runs/theory python -m
+theory.check --out theory/figures # renews what theory/README.md shows
 
-A violated printed statement is a finding, not an error: the exit code is 1 only when a verdict differs from the
-documented one, or when a corrected or sharp statement is violated.
+A violated printed statement is a finding, not an error: the exit code is 1 only when a verdict
+differs from the documented one, or when a corrected or sharp statement is violated.
 """
 
 import argparse
@@ -14,43 +14,53 @@ from pathlib import Path
 
 from theory import (
     assumption1,
+    attained,
     drift_law,
     easy_samples,
+    fedprox,
     floor,
-    known_bounds,
+    lemma1,
+    lemma4,
     lemma5,
-    lemmas,
     noise_law,
+    rate,
     remarks,
     report,
+    sgd_noise,
     theorem1,
     theorem1_random,
     theorem2,
+    theorem2_random,
 )
 
 STATEMENTS = (  # in the paper's order
     easy_samples,
-    known_bounds,
+    sgd_noise,
+    fedprox,
     assumption1,
     theorem1,
     theorem1_random,
     floor,
+    attained,
     remarks,
     noise_law,
     drift_law,
     theorem2,
-    lemmas,
+    theorem2_random,
+    rate,
+    lemma1,
+    lemma4,
     lemma5,
 )
 FIGURES = {
     "spectra.png": easy_samples.draw,
     "bounds.png": theorem1.draw,
     "floor.png": floor.draw,
-    "attained.png": floor.draw_attained,
+    "attained.png": attained.draw,
     "noise_law.png": noise_law.draw,
     "kink_law.png": drift_law.draw_kink,
     "smooth_law.png": drift_law.draw_smooth,
-    "ergodic.png": theorem2.draw,
+    "ergodic.png": rate.draw,
 }
 
 
@@ -65,20 +75,24 @@ def run(out):
     for name, draw in FIGURES.items():
         report.save(out / name, draw)
     (out / "check.json").write_text(json.dumps(rows, indent=1) + "\n")
-    wrong = []
-    for row in rows:
-        if row["printed"] != row["documented"] or row["corrected"] == "violated":
-            wrong.append(row["statement"])
+    wrong = [row["statement"] for row in rows if is_news(row)]
     outcome = f"NOT as documented: {'; '.join(wrong)}" if wrong else "all as documented"
     print(f"{len(rows)} statements; {outcome}")
     return 1 if wrong else 0
 
 
+def is_news(row):
+    """Whether a verdict differs from the documented one, or a corrected statement is violated."""
+    return row["printed"] != row["documented"] or row["corrected"] == "violated"
+
+
 def main(argv=None):
-    """Returns the exit code; SystemExit with code 2 on bad usage, with 130 and one line on Ctrl-C."""
+    """Returns the exit code; SystemExit with code 2 on bad usage, with 130 on Ctrl-C."""
     parser = argparse.ArgumentParser("python -m theory.check", description=__doc__.splitlines()[0])
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
-    parser.add_argument("--out", type=Path, default=report.OUT, help="for check.json and the figures")
+    parser.add_argument(
+        "--out", type=Path, default=report.OUT, help="for check.json and the figures"
+    )
     out = parser.parse_args(argv).out
     try:
         out.mkdir(parents=True, exist_ok=True)

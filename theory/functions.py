@@ -7,7 +7,9 @@ import numpy as np
 
 
 def require(condition, hypothesis):
-    """ValueError naming the hypothesis unless the condition holds, everywhere for an array; NaN never holds."""
+    """ValueError naming the hypothesis unless the condition holds, everywhere for an array; NaN
+    never holds.
+    """
     if not np.all(condition):
         raise ValueError(f"hypothesis fails: {hypothesis}")
 
@@ -16,8 +18,8 @@ def require(condition, hypothesis):
 class Function:
     """A function on R^d and the constants that the theorems assume known.
 
-    value: (..., d) -> (...).  gradient: (..., d) -> (..., d).  mu: strong convexity, 0 for none.
-    L: Lipschitz constant of the gradient.  G: bound on ||gradient||.  curvature: (d,) on quadratics.
+    value: (..., d) -> (...). gradient: (..., d) -> (..., d). mu: strong convexity, 0 for none. L:
+    Lipschitz constant of the gradient. G: bound on ||gradient||. curvature: (d,) on quadratics.
     """
 
     value: Callable
@@ -43,7 +45,9 @@ def quadratic(curvature):
 
 
 def kinked(mu, L):
-    """f(x) = sum_i L/2 x_i^2 on the right of 0, mu/2 x_i^2 on its left. ValueError unless 0 < mu <= L."""
+    """f(x) = sum_i L/2 x_i^2 on the right of 0, mu/2 x_i^2 on its left. ValueError unless 0 < mu <=
+    L.
+    """
     require(0 < mu <= L, "0 < mu <= L")
 
     def value(x):
@@ -56,7 +60,9 @@ def kinked(mu, L):
 
 
 def bent(k):
-    """f'(x) = x + k (sqrt(1 + x^2) - 1): smooth, f''(0) = 1, f'''(0) = k. ValueError unless 0 <= k < 1."""
+    """f'(x) = x + k (sqrt(1 + x^2) - 1): smooth, f''(0) = 1, f'''(0) = k. ValueError unless 0 <= k
+    < 1.
+    """
     require(0 <= k < 1, "0 <= k < 1")
 
     def value(x):
@@ -70,7 +76,7 @@ def bent(k):
 
 
 def rational(d):
-    """f(x) = sum_i x_i^2 / (1 + x_i^2): not convex; |f_i'| <= 9 / (8 sqrt 3), at x_i = 1 / sqrt 3."""
+    """f(x) = sum_i x_i^2 / (1 + x_i^2): not convex; |f_i'| is largest at x_i = 1 / sqrt 3."""
 
     def value(x):
         return (x**2 / (1 + x**2)).sum(-1)

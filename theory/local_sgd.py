@@ -1,68 +1,14 @@
-"""Algorithm 3, local SGD with biased gradients, under Assumption 1: its exact error, and simulation.
-
-Client k of Q takes N = J + 1 steps of length alpha along g_k = grad f(theta_k) + b_k + n_k, with
-
-    sum_k b_k = 0,  ||b_k||^2 <= B,  E n_k = 0,  E||n_k||^2 = M ||grad f(theta_k) + b_k||^2 + sigma^2,
-
-then the server averages. B bounds the *squared* bias; the noise is the largest that Theorem 1 allows.
-Nothing has a physical unit; all is float64.
-"""
-
-from dataclasses import dataclass
+"""Algorithm 3, local SGD with biased gradients: its error, exactly, and by simulation."""
 
 import numpy as np
 
-from theory.functions import Function, require
-
-
-@dataclass
-class Problem:
-    """One run of Algorithm 3, all Q clients in every round. ValueError where Assumption 1 is contradicted.
-
-    theta0: (d,).  steps: alpha^(t,j), (T+1, N), t = 0..T as printed; theta^(T,0) has seen t < T.
-    B: a number or up to (T+1, N).  directions: u, zero-sum, of norm <= 1, (Q, d) or (T+1, N, Q, d).
-    b_k = sqrt(B) u_k does not depend on theta. biases: (T+1, N, Q, d), mean_B = mean_k ||b_k||^2 follow.
-    """
-
-    f: Function
-    theta0: np.ndarray
-    steps: np.ndarray
-    B: np.ndarray
-    directions: np.ndarray
-    M: float = 0.0
-    sigma: float = 0.0
-
-    def __post_init__(self):
-        theta0 = np.asarray(self.theta0, float)
-        steps = np.asarray(self.steps, float)
-        B = np.asarray(self.B, float)
-        u = np.asarray(self.directions)
-        require(theta0.ndim == 1 and np.isfinite(theta0), "theta0 is a finite vector")
-        require(steps.ndim == 2 and steps.size, "steps are (T+1, N), at least one round of one step")
-        require((steps > 0) & (steps < np.inf), "steps are positive")
-        require((B >= 0) & (B < np.inf), "B >= 0")
-        require(0 <= self.M < np.inf and 0 <= self.sigma < np.inf, "M >= 0 and sigma >= 0")
-        require(u.ndim > 1 and u.shape[-1] == len(theta0), "directions are (Q, d)")
-        require(np.linalg.norm(u, axis=-1) <= 1 + 1e-12, "||b_k||^2 <= B")
-        require(np.linalg.norm(u.mean(-2), axis=-1) <= 1e-12, "the biases sum to zero")
-        self.T = len(steps) - 1
-        self.N = steps.shape[1]
-        self.Q = u.shape[-2]
-        self.theta0 = theta0
-        self.steps = steps
-        self.B = np.broadcast_to(B, steps.shape)
-        u = np.broadcast_to(u, (*steps.shape, self.Q, len(theta0)))
-        self.biases = np.sqrt(self.B)[:, :, None, None] * u
-        self.mean_B = (self.biases**2).sum(-1).mean(-1)
-
-    def symbols(self, t, j):
-        """(mu, L, alpha, B, M, sigma, Q) at local step (t, j)."""
-        f = self.f
-        return f.mu, f.L, self.steps[t, j], self.B[t, j], self.M, self.sigma, self.Q
+from theory.functions import require
 
 
 def exact_error(problem):
-    """E||theta^(t,0) - theta*||^2 for t = 0..T: (T+1,). ValueError for noise where f is no quadratic."""
+    """E||theta^(t,0) - theta*||^2 for t = 0..T: (T+1,). ValueError for noise where f is no
+    quadratic.
+    """
     if problem.M == 0 and problem.sigma == 0:
         error, _ = simulate(problem)  # one run has no chance in it
         return error

@@ -1,4 +1,4 @@
-"""One local step from any state of the clients: what the lemmas bound, exactly, and random states to try them on."""
+"""One local step from any state of the clients: what the lemmas bound, exactly."""
 
 import numpy as np
 
@@ -8,7 +8,9 @@ from theory.report import SLACK
 
 
 def largest_steps(L, M, Q=1):
-    """The largest steps of Theorem 1, 1 / (4 (3+2M) L), and of Lemma 4, 1 / (4 (L + 2 (3+2M) L / Q))."""
+    """The largest steps of Theorem 1, 1 / (4 (3+2M) L), and of Lemma 4, 1 / (4 (L + 2 (3+2M) L /
+    Q)).
+    """
     theorem1 = 1 / (4 * (3 + 2 * M) * L)
     lemma4 = 1 / (4 * (L + (3 + 2 * M) * 2 * L / Q))
     return theorem1, lemma4
@@ -20,10 +22,12 @@ def spread(x):
 
 
 class State:
-    """The clients before a local step, the averages of which the lemmas speak, and expectations after it.
+    """The clients before a local step, the averages of which the lemmas speak, and expectations
+    after it.
 
-    theta, b: (Q, d), ||b_k||^2 <= B.  alpha: the step.  M, sigma: the noise. g is the mean of the clients'
-    gradients g_k, bar g that of grad f(theta_k). ValueError where the arguments contradict this.
+    theta, b: (Q, d), ||b_k||^2 <= B. alpha: the step. M, sigma: the noise. g is the mean of the
+    clients' gradients g_k, bar g that of grad f(theta_k). ValueError where the arguments contradict
+    this.
     """
 
     def __init__(self, f, theta, b, alpha, B, M=0.0, sigma=0.0):
@@ -52,28 +56,31 @@ class State:
         self.second = (g**2).sum(1) + v  # E||g_k||^2: (Q,)
         self.off_mean = (b.mean(0) ** 2).sum() + common  # E||g - bar g||^2
         self.apart = spread(g) + own  # mean_k E||g_k - g||^2
-        self.pulled = ((average - alpha * gradient.mean(0)) ** 2).sum()  # ||hat theta - alpha bar g||^2
+        self.pulled = (
+            (average - alpha * gradient.mean(0)) ** 2
+        ).sum()  # ||hat theta - alpha bar g||^2
         self.next_E = (moved.mean(0) ** 2).sum() + alpha**2 * common
         self.next_V = spread(moved) + alpha**2 * own
 
 
 def random_states(seed=0, count=2000):
-    """Random states: strongly convex f with L <= 1, zero-sum biases, steps within Lemma 4's limit."""
+    """Random states: strongly convex f, L <= 1, zero-sum biases, steps within Lemma 4's limit."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         Q = rng.integers(1, 9)
         d = rng.integers(1, 5)
         mu = 10 ** rng.uniform(-2, 0)
-        if rng.random() < 0.5:
-            f = kinked(mu, 1.0)
-        else:
+        f = kinked(mu, 1.0)
+        if rng.random() >= 0.5:
             f = quadratic(rng.uniform(mu, 1.0, d))
         B = 10 ** rng.uniform(-3, 1) * (rng.random() < 0.9)
         centre = rng.standard_normal(d) * 10 ** rng.uniform(-2, 1)
-        theta = centre + rng.standard_normal((Q, d)) * 10 ** rng.uniform(-2, 1)
+        apart = rng.standard_normal((Q, d))
+        apart *= 10 ** rng.uniform(-2, 1)
         b = np.sqrt(B) * zero_sum(rng, Q, d)
         share = rng.uniform(0.01, 0.5)
         M = rng.choice([0.0, 0.5, 3.0])
         sigma = rng.choice([0.0, 0.1, 2.0])
         longest = largest_steps(f.L, M, Q)[1]
-        yield State(f, theta, b, share * min(1.0, 2 * longest), B, M, sigma)
+        alpha = share * min(1.0, 2 * longest)
+        yield State(f, centre + apart, b, alpha, B, M, sigma)

@@ -1,4 +1,7 @@
-"""The order of a bias: the same biases growing and shrinking, under the same falling steps. Who is lower at the end?"""
+"""The order of a bias: the same sizes growing and shrinking, under the same falling steps.
+
+A curriculum is the growing order. Which one ends lower? noise_law.py and drift_law.py.
+"""
 
 from functools import cache
 
@@ -6,33 +9,37 @@ import numpy as np
 
 from theory.biases import diminishing_steps, minority, opposed
 from theory.functions import bent, kinked, quadratic
-from theory.local_sgd import Problem, exact_error
-
-GROWING = "E growing / E shrinking"  # the label of the figures
+from theory.local_sgd import exact_error
+from theory.problem import Problem
+from theory.report import label_ticks
 
 
 def two_orders(f, directions, M=0.0, c=1.0, T=200, N=5, offset=None, B=(0.0, 8.0), step=None):
-    """E after every round, (2, T): under a B growing linearly over the local steps, and under its full reversal.
+    """E after each round, (2, T): under B growing linearly over the local steps, and reversed.
 
-    Steps c / (i + offset), i counting local steps, offset max(20, 40 c L) unless given; or the constant `step`.
+    Steps c / (i + offset), i counting local steps, offset max(20, 40 c L) unless given; or the
+    constant `step`.
     """
     if offset is None:
         offset = max(20.0, 40.0 * c * f.L)
     steps = diminishing_steps(T + 1, N, c, offset)  # round T is never run
     if step:
         steps = np.full((T + 1, N), step)
-    growing = np.zeros((T + 1, N))
-    growing[:T] = np.linspace(*B, T * N).reshape(T, N)
-    shrinking = np.zeros((T + 1, N))
-    shrinking[:T] = growing[:T][::-1, ::-1]
+    ramp = np.linspace(*B, T * N)
     theta0 = np.zeros(directions.shape[-1])
-    problems = [Problem(f, theta0, steps, order, directions, M) for order in (growing, shrinking)]
-    return np.array([exact_error(problem)[1:] for problem in problems])
+    errors = []
+    for sizes in (ramp, ramp[::-1]):
+        rounds = sizes.reshape(T, N)
+        order = np.append(rounds, rounds[-1:], axis=0)
+        problem = Problem(f, theta0, steps, order, directions, M)
+        errors.append(exact_error(problem)[1:])
+    return np.array(errors)
 
 
 def through_noise(c=1.0, mu=1.0, **settings):
-    """On mu ||theta||^2 / 2 in 4 dimensions: 8 clients, M = 1; the biases cancel and act through the noise."""
-    return two_orders(quadratic(np.full(4, mu)), opposed(8, 4), M=1.0, c=c, **settings)
+    """On mu ||theta||^2 / 2 in 4 dimensions, 8 clients, M = 1: the biases act through the noise."""
+    f = quadratic(np.full(4, mu))
+    return two_orders(f, opposed(8, 4), M=1.0, c=c, **settings)
 
 
 def at_a_kink(c=1.0, mu=1.0, L=1.0, Q=2, **settings):
@@ -47,6 +54,29 @@ def where_smooth(c=1.0, k=0.9, **settings):
 
 @cache
 def final_ratio(run, c=1.0, **settings):
-    """E growing / E shrinking at the end of run(c, ..); below 1 the growing bias, the curriculum, wins."""
+    """E growing / E shrinking at the end of run(c, ..): below 1 the growing bias wins."""
     growing, shrinking = run(c, **settings)
     return growing[-1] / shrinking[-1]
+
+
+def final_ratios(run, values, **settings):
+    """final_ratio for every c among the values: a list."""
+    return [final_ratio(run, c, **settings) for c in values]
+
+
+def frame_ratios(axis, name, ticks):
+    """Labels a panel of final ratios against `name`, with a line where the two orders tie."""
+    axis.axhline(1, color="gray", lw=0.8)
+    label_ticks(axis, ticks)
+    axis.set(xlabel=f"{name}, for steps c / (i + s₀)", ylabel="E growing / E shrinking")
+    axis.set(title="below 1: the growing bias wins")
+
+
+def draw_runs(axis, run, name, values):
+    """E against the rounds, in both orders, for two values of c."""
+    for c, color in zip(values, ("C0", "C3"), strict=True):
+        growing, shrinking = run(c)
+        rounds = np.arange(1, len(growing) + 1)
+        axis.loglog(rounds, growing, color, label=f"growing, {name} = {c:g}")
+        axis.loglog(rounds, shrinking, color + "--", label=f"shrinking, {name} = {c:g}")
+    axis.set(xlabel="rounds", ylabel="E‖θ − θ*‖²", title="the same total bias in two orders")

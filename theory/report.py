@@ -15,12 +15,25 @@ from theory.functions import require
 OUT = Path("runs/theory")
 SLACK = 1 + 1e-12  # so that a step may sit exactly on its bound
 ZERO = 1e-25  # a second moment below this is rounding; no bound is compared with it
-LINE = "{statement:44}{printed:>9}{printed_ratio:>10}{corrected:>11}{corrected_ratio:>7}{sharp_ratio:>7}  {note}"
-HEADER = f"{'statement':44}{'printed':>9}{'ratio':>10}{'corrected':>11}{'ratio':>7}{'sharp':>7}  note"
+LINE = (
+    "{statement:44}{printed:>9}{printed_ratio:>10}"
+    "{corrected:>11}{corrected_ratio:>7}{sharp_ratio:>7}  {note}"
+)
+HEADER = LINE.format(
+    statement="statement",
+    printed="printed",
+    printed_ratio="ratio",
+    corrected="corrected",
+    corrected_ratio="ratio",
+    sharp_ratio="sharp",
+    note="note",
+)
 
 
 def verdict(found):
-    """'holds' for a ratio of at least 1, up to rounding, and for True; a verdict in words is left alone."""
+    """'holds' for a ratio of at least 1, up to rounding, and for True; a verdict in words is left
+    alone.
+    """
     if found is None or isinstance(found, str):
         return found
     return "holds" if found >= 1 - 1e-9 else "violated"
@@ -34,7 +47,8 @@ def number(found):
 def row(statement, documented, printed, corrected=None, sharp=None, note="", vacuous=False):
     """A row of the table: each form by its worst ratio or by a verdict in words.
 
-    documented: the verdict on the printed form in README.md.  vacuous: whether, if true, it says nothing.
+    documented: the verdict on the printed form in README.md. vacuous: whether, if true, it says
+    nothing.
     """
     label = verdict(printed)
     if vacuous and label == "holds":
@@ -55,7 +69,9 @@ def row(statement, documented, printed, corrected=None, sharp=None, note="", vac
 
 
 def worst(bound, measured):
-    """min of bound / measured, inf where nothing was measured. ValueError for NaN: it would pass unseen."""
+    """min of bound / measured, inf where nothing was measured. ValueError for NaN: it would pass
+    unseen.
+    """
     bound, measured = np.broadcast_arrays(bound, measured)
     require(~np.isnan(bound + measured), "no NaN among the bounds or the measurements")
     some = measured > ZERO
@@ -83,7 +99,9 @@ def label_ticks(axis, values):
 
 def save(path, draw):
     """Draws two panels by draw(axes) into a PNG; the same numbers give the same bytes."""
-    os.environ["MPLBACKEND"] = "agg"  # whatever it was: matplotlib refuses a name that it does not know
+    os.environ["MPLBACKEND"] = (
+        "agg"  # whatever it was: matplotlib refuses a name that it does not know
+    )
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.2, 3.8), layout="constrained")

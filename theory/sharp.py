@@ -1,7 +1,8 @@
-"""Theorem 1, sharp: gradients either drive the average or hold the clients together, and are counted once.
+"""Theorem 1, sharp: gradients drive the average or hold the clients together, and count once.
 
-E = ||hat theta - theta*||^2, V = mean_k ||theta_k - hat theta||^2 before a local step, a prime after it. Here B is
-mean_k ||b_k||^2, no larger than the printed maximum. Proofs and where it is attained: PROOFS.md [3] to [6].
+E = ||hat theta - theta*||^2, V = mean_k ||theta_k - hat theta||^2 before a local step, a prime
+after it. Here B is mean_k ||b_k||^2, no larger than the printed maximum. `symbols` are (mu, L,
+alpha, B, M, sigma, Q) of the step. Proofs, and where it is attained: PROOFS.md [3] to [6].
 """
 
 import numpy as np
@@ -11,73 +12,82 @@ from theory.report import SLACK
 
 
 def weight(f, alpha, p, w, noise):
-    """max over mu <= s <= L of w (1 - alpha s)^2 + 2 alpha p/(L+mu) (s - mu)(L - s) + 2 noise s^2: Phi of [4]."""
+    """Phi = max over mu <= s <= L of w (1 - alpha s)^2 + 2 alpha p/(L+mu) (s - mu)(L - s)
+    + 2 noise s^2, a parabola in s. [4]
+    """
     mu, L = f.mu, f.L
     pull = 2 * alpha * p / (L + mu)
     bend = pull - w * alpha**2 - 2 * noise  # minus the coefficient of s^2
-    slopes = np.array([mu, L, L])
+    slopes = np.array([mu, L])
     if bend > 0:
         top = (pull * (L + mu) / 2 - alpha * w) / bend
-        slopes[2] = min(max(top, mu), L)
-    values = w * (1 - alpha * slopes) ** 2 + pull * (slopes - mu) * (L - slopes) + 2 * noise * slopes**2
-    return values.max()
+        slopes = np.append(slopes, np.clip(top, mu, L))
+    kept = w * (1 - alpha * slopes) ** 2
+    driven = pull * (slopes - mu) * (L - slopes)
+    return max(kept + driven + 2 * noise * slopes**2)
 
 
-def step(f, symbols, mean_B, p, w, on_V, on_B):
-    """(p', w', c) with p E' + w V' <= p' E + w' V + c, Young's on_V = 1 + e and on_B = 1 + 1/e. [4]
+def step(f, symbols, mean_B, p, w, young):
+    """(p', w', c) with p E' + w V' <= p' E + w' V + c; young = (1 + e, 1 + 1/e). [4]
 
-    p' = p (1 - 2 alpha mu L/(L+mu)), w' = Phi, n = p/Q + w (1 - 1/Q),
-    c = alpha^2 {w (1 + 1/e) B + n (2MB + sigma^2)}. ValueError where the step is too long.
+    p' = p (1 - 2 alpha mu L/(L+mu)), w' = Phi at (1+e) w, c = alpha^2 {w (1 + 1/e) B
+    + n (2MB + sigma^2)}, n = p/Q + w (1 - 1/Q). ValueError where the step is too long.
     """
     mu, L, alpha, _, M, sigma, Q = symbols
+    on_V, on_B = young
     n = p / Q + w * (1 - 1 / Q)
-    require(alpha * (p + n * M) <= SLACK * 2 * p / (L + mu), "alpha (p + nM) <= 2p/(L + mu): smaller steps")
+    longest = 2 * p / (L + mu)
+    require(alpha * (p + n * M) <= SLACK * longest, "alpha (p + nM) <= 2p/(L+mu): smaller steps")
     new_w = weight(f, alpha, p, w * on_V, n * alpha**2 * M)
-    c = alpha**2 * (w * on_B * mean_B + n * (2 * M * mean_B + sigma**2))
-    return p * (1 - 2 * alpha * mu * L / (L + mu)), new_w, c
+    noise = n * (2 * M * mean_B + sigma**2)
+    c = alpha**2 * (w * on_B * mean_B + noise)
+    return p * (1 - alpha * 2 / (L + mu) * mu * L), new_w, c
 
 
 def spread_path(problem, t):
-    """r_j >= sqrt V^(t,j) for M = 0: (N,). [3]
+    """r_j >= sqrt V^(t,j) for M = 0, from 0: (N,). [3]
 
-    r' = sqrt{[(1 - alpha mu) r + alpha sqrt B]^2 + alpha^2 (1 - 1/Q) sigma^2}, from r = 0.
+    r' = sqrt{[(1 - alpha mu) r + alpha sqrt B]^2 + alpha^2 (1 - 1/Q) sigma^2}.
     """
     r = [0.0]
     own = (1 - 1 / problem.Q) * problem.sigma**2
     for j in range(problem.N - 1):
         alpha = problem.steps[t, j]
-        pushed = (1 - alpha * problem.f.mu) * r[j] + alpha * np.sqrt(problem.mean_B[t, j])
-        r.append(np.sqrt(pushed**2 + alpha**2 * own))
+        kept = (1 - alpha * problem.f.mu) * r[j]
+        pushed = alpha * np.sqrt(problem.mean_B[t, j])
+        r.append(np.sqrt((kept + pushed) ** 2 + alpha**2 * own))
     return r
 
 
 def young(kept, pushed):
-    """1 + e and 1 + 1/e for e = pushed / kept, which makes Young's inequality an equality; 1 where one is 0."""
-    if kept == 0 or pushed == 0:
+    """(1 + e, 1 + 1/e) for e = pushed / kept, where Young's inequality is an equality."""
+    if kept == 0 or pushed == 0:  # one of the two terms is 0
         return 1.0, 1.0
     return 1 + pushed / kept, 1 + kept / pushed
 
 
 def round_bound(problem, t):
-    """(contraction, floor) with E^(t+1,0) <= contraction E^(t,0) + floor: [4] run back from p = 1, w = 0. [5]"""
+    """(contraction, floor): E^(t+1,0) <= contraction E^(t,0) + floor, `step` run back. [5]"""
     f = problem.f
     require(f.mu > 0, "f is strongly convex, mu > 0")
     r = spread_path(problem, t)
-    p, w, floor = 1.0, 0.0, 0.0
+    p = 1.0
+    w = 0.0
+    floor = 0.0
     for j in reversed(range(problem.N)):
         alpha = problem.steps[t, j]
         mean_B = problem.mean_B[t, j]
         kept = (1 - alpha * f.mu) * r[j]
         pushed = alpha * np.sqrt(mean_B)
-        if kept == 0 and problem.M > 0 and j > 0:  # noise alone may have spread the clients: e = 1
-            kept = pushed
-        p, w, c = step(f, problem.symbols(t, j), mean_B, p, w, *young(kept, pushed))
+        if kept == 0 and problem.M > 0 and j > 0:
+            kept = pushed  # e = 1: noise alone may have spread the clients
+        p, w, c = step(f, problem.symbols(t, j), mean_B, p, w, young(kept, pushed))
         floor += c
     return p, floor
 
 
 def bound(problem):
-    """The sharp Theorem 1, round by round, for every T: (T+1,)."""
+    """The sharp Theorem 1, round after round, for every T: (T+1,)."""
     E = [(problem.theta0**2).sum()]
     for t in range(problem.T):
         contraction, floor = round_bound(problem, t)
@@ -86,10 +96,10 @@ def bound(problem):
 
 
 def closed_form(problem):
-    """E_T <= (1 - lambda)^(NT) E_0 + (L+mu)/(2 mu L) alpha sigma^2 / Q + (L-mu)^2/(4 mu L) r^2: (T+1,). [6]
+    """E_T <= (1 - 2 alpha mu L/(L+mu))^(NT) E_0 + (L+mu)/(2 mu L) alpha sigma^2/Q
+    + (L-mu)^2/(4 mu L) r^2, r = min(alpha (N-1), 1/mu) sqrt B + alpha sqrt(N-1) sigma: (T+1,). [6]
 
-    lambda = 2 alpha mu L/(L+mu), r = min(alpha (N-1), 1/mu) sqrt B + alpha sqrt(N-1) sigma. ValueError unless M = 0 and
-    alpha is one constant of at most 2/(L+mu).
+    ValueError unless M = 0 and alpha is one constant of at most 2/(L+mu).
     """
     mu, L, alpha, _, M, sigma, Q = problem.symbols(0, 0)
     N = problem.N
@@ -97,9 +107,9 @@ def closed_form(problem):
     require(problem.steps == alpha, "one constant step")
     require(alpha <= SLACK * 2 / (L + mu), "alpha <= 2 / (L + mu)")
     kept = 1 - 2 * alpha * mu * L / (L + mu)
-    start = (problem.theta0**2).sum()
-    reach = min(alpha * (N - 1), 1 / mu)
-    r = reach * np.sqrt(problem.mean_B.max()) + alpha * np.sqrt(N - 1) * sigma
+    steps = N * np.arange(problem.T + 1)
     noise = (L + mu) / (2 * mu * L) * alpha * sigma**2 / Q
+    pushed = min(alpha * (N - 1), 1 / mu) * np.sqrt(problem.mean_B.max())
+    r = pushed + alpha * np.sqrt(N - 1) * sigma
     drift = (L - mu) ** 2 / (4 * mu * L) * r**2
-    return kept ** (N * np.arange(problem.T + 1)) * start + noise + drift
+    return kept**steps * (problem.theta0**2).sum() + noise + drift

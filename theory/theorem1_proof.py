@@ -1,6 +1,8 @@
-"""What the proof of Theorem 1 gives: its last display as printed, and what its lemmas give when they are corrected.
+"""What the proof of Theorem 1 gives: its last display as printed, and what its lemmas give when
+they are corrected.
 
-The last display is violated too; `corrected` holds and is up to 1000 times too large. PROOFS.md [7].
+The last display is violated too; `corrected` holds and is up to 1000 times too large. PROOFS.md
+[7].
 """
 
 import numpy as np
@@ -20,7 +22,8 @@ def require_printed_step(problem):
 
 
 def last_display(problem, power=2):
-    """What the last display of its proof says, round after round: (T+1,); power 1 reads B^2 / mu as B / mu.
+    """What the last display of its proof says, round after round: (T+1,); power 1 reads B^2 / mu as
+    B / mu.
 
     E^(t+1,0) <= prod_j (1 - alpha mu/2) E^(t,0) + sum_j 2 alpha L/Q prod_{l>=j} (1 - alpha_l mu/2)
     [2 alpha (3+2M) B + B^2/mu + 6 alpha sigma^2].
@@ -38,30 +41,38 @@ def last_display(problem, power=2):
 
 
 def round_by_lemmas(problem, t, form):
-    """(contraction, floor): E^(t+1,0) <= contraction E^(t,0) + floor, by Lemmas 4 and 5, corrected. [7]
+    """(contraction, floor): E^(t+1,0) <= contraction E^(t,0) + floor by Lemmas 4 and 5, corrected.
+    [7]
 
-    form 0 or 1: which of lemma5.factors. Weights p on E and w on V run back from p = 1, w = 0 at the end of the
-    round. ValueError where the weight of F is positive, for then nothing bounds it.
+    form 0 or 1: which of lemma5.factors. Weights p on E and w on V run back from p = 1, w = 0.
+    ValueError where the weight of F is positive, for then nothing bounds it.
     """
     require(problem.f.mu > 0, "f is strongly convex, mu > 0")
-    p, w, floor = 1.0, 0.0, 0.0
+    p = 1.0
+    w = 0.0
+    floor = 0.0
     for j in reversed(range(problem.N)):
         mu, L, alpha, B, M, sigma, Q = problem.symbols(t, j)
         require(alpha <= SLACK * 2 / (mu + L), "alpha <= 2 / (mu + L)")
-        own = 1 - 1 / Q  # the share of a client's noise that its average does not see
-        of_F = 2 * p * alpha * (alpha * L * (1 + 2 * M / Q) - 1 / 2) + 4 * w * alpha**2 * own * M * L
-        require(of_F <= 1e-12 * p, "the weight of F is not positive: smaller steps or fewer of them")
+        own = w * (1 - 1 / Q)  # weight of the noise that the average does not see
+        gained = p * (1 - 2 * alpha * L * (1 + 2 * M / Q))
+        lost = 4 * own * alpha * M * L
+        require(lost - gained <= 1e-12 * p, "the weight of F is not positive: smaller steps")
         c, e = lemma5.factors(alpha, mu, j)[form]
-        floor += (p / Q + w * own) * alpha**2 * (2 * M * B + sigma**2) + w * e * B
+        noise = alpha**2 * (2 * M * B + sigma**2)
+        floor += (p / Q + own) * noise + w * e * B
         w = 2 * p * alpha * L + w * c
         p = p * (1 - alpha * mu)
     return p, floor
 
 
 def corrected(problem):
-    """Theorem 1 by the paper's lemmas, corrected, at every T: (T+1,); the better form in each round."""
+    """Theorem 1 by the paper's lemmas, corrected, at every T: (T+1,), in each round the better
+    form.
+    """
     bound = [(problem.theta0**2).sum()]
     for t in range(problem.T):
-        rounds = [round_by_lemmas(problem, t, form) for form in (0, 1)]
-        bound.append(min(contraction * bound[t] + floor for contraction, floor in rounds))
+        by_rate, rate_floor = round_by_lemmas(problem, t, 0)
+        by_count, count_floor = round_by_lemmas(problem, t, 1)
+        bound.append(min(by_rate * bound[t] + rate_floor, by_count * bound[t] + count_floor))
     return np.array(bound)

@@ -1,6 +1,7 @@
-"""Theorem 1 on random problems, 600 within its step and 600 beyond: as printed, by its proof, corrected, sharp.
+"""Theorem 1 on random problems, 600 within its step and 600 beyond: as printed, by its proof,
+corrected, sharp.
 
-    python -m theory.theorem1_random
+python -m theory.theorem1_random
 """
 
 from contextlib import suppress
@@ -11,10 +12,11 @@ import numpy as np
 from theory import sharp
 from theory.biases import random_biases, random_steps, zero_sum
 from theory.functions import kinked, quadratic
-from theory.local_sgd import Problem, exact_error
+from theory.local_sgd import exact_error
 from theory.one_step import largest_steps
+from theory.problem import Problem, kinked_problem
 from theory.report import row, show, worst
-from theory.theorem1 import kinked_problem, printed
+from theory.theorem1 import printed
 from theory.theorem1_proof import corrected, last_display
 
 GRID = 600
@@ -23,21 +25,26 @@ GRID = 600
 def random_problem(rng, beyond=False):
     """Strongly convex f; noise on quadratics alone, where its moments are exact.
 
-    Steps reach Theorem 1's limit or, `beyond` it, 1/(2L(1+2M/Q)), halved until the lemmas allow them. One client,
-    round, step or dimension, mu = L, no bias, no noise and a start at theta* are all drawn.
+    Steps reach Theorem 1's limit or, `beyond` it, 1/(2L(1+2M/Q)), halved until the lemmas allow
+    them. One client, round, step or dimension, mu = L, no bias, no noise and a start at theta* are
+    all drawn.
     """
-    T, N, Q, d = rng.integers(1, 9), rng.integers(1, 7), rng.integers(1, 9), rng.integers(1, 4)
+    T, N, Q, d = rng.integers(1, [9, 7, 9, 4])
     L = 10 ** rng.uniform(-1, 1)
     mu = 10 ** rng.uniform(-2, 0)
-    M = sigma = 0.0
-    if smooth := rng.random() < 0.5:
+    M = 0.0
+    sigma = 0.0
+    smooth = rng.random() < 0.5
+    if smooth:
         M = rng.choice([0.0, 0.5, 2.0])
         sigma = rng.choice([0.0, 0.3, 2.0])
         f = quadratic(L * np.append(rng.uniform(mu, 1, d - 1), 1.0))
     else:
         f = kinked(L * mu, L)
     distances = [0.0, 0.1, 3.0]
-    if smooth and M == sigma == 0:  # nothing moves a quadratic's E from theta*: rounding would be measured
+    if (
+        smooth and M == sigma == 0
+    ):  # nothing moves a quadratic's E from theta*: rounding would be measured
         distances = [0.1, 3.0]
     theta0 = rng.standard_normal(d) * rng.choice(distances)
     longest = largest_steps(f.L, M)[0]
@@ -55,7 +62,8 @@ def random_problem(rng, beyond=False):
 
 
 def ratios(problem, beyond=False):
-    """The worst bound / E^(T,0) over T >= 1: printed, its last display, corrected, sharp, closed form.
+    """The worst bound / E^(T,0) over T >= 1: printed, its last display, corrected, sharp, closed
+    form.
 
     inf for a form that does not speak of the problem: beyond the printed step, or no closed form.
     """
@@ -87,7 +95,9 @@ def check():
     E = exact_error(long)[-1]
     mended = last_display(long, power=1)[-1] / E
     form = printed(long, power=1)[-1] / E
-    note = f"the same and Q = 1000 above; B for B^2, N = T = 20: {mended:.3f}, printed form {form:.2f}"
+    note = (
+        f"the same and Q = 1000 above; B for B^2, N = T = 20: {mended:.3f}, printed form {form:.2f}"
+    )
     name = "Theorem 1 by its proof; closed form"
     yield row(name, "violated", min(proof, least[1]), None, least[4], note)
 

@@ -1,0 +1,60 @@
+"""Where the sharp floor (L-mu)^2/(4 mu L) V is attained: the constant cannot be improved.
+
+    python -m theory.attained
+
+One client of 1 + L/mu is pushed to the steep side of the kink, in the first local step of a round;
+bound / measured tends to 1 as alpha N -> 0. PROOFS.md [5].
+"""
+
+import numpy as np
+
+from theory.biases import minority
+from theory.floor import draw_sweep, floors
+from theory.functions import kinked
+from theory.problem import Problem, kinked_problem
+from theory.report import label_ticks, listed, row, show
+
+
+def extremal(kappa, alpha, N, B=1e-5):
+    """That problem for L = 1, mu = 1/kappa, mean ||b_k||^2 = B, started at the predicted floor."""
+    mu = 1 / kappa
+    rounds = int(5 * kappa / (alpha * N)) + 2  # long enough to forget the start
+    start = -(1 - mu) / (2 * np.sqrt(mu)) * alpha * np.sqrt(B)
+    first = np.eye(1, N)  # 1 in the first local step, then 0
+    steps = np.full((rounds, N), alpha)
+    return Problem(kinked(mu, 1.0), [start], steps, kappa * B * first, minority(kappa + 1))
+
+
+def check():
+    """Four extremal problems (L/mu, alpha, N)."""
+    ratios = []
+    words = []
+    for kappa, alpha, N in ((10, 1 / 12, 10), (10, 0.01, 30), (10, 0.001, 100), (100, 0.01, 30)):
+        E, lemmas, tight = floors(extremal(kappa, alpha, N))
+        ratios.append((lemmas / E, tight / E))
+        words.append(f"{kappa}, {alpha:.3g}, {N}")
+    lemmas, tight = np.transpose(ratios)
+    note = f"{listed(tight, 3)} (lemmas {listed(lemmas, 0)}) at L/mu, a, N = {'; '.join(words)}"
+    name = "Sharp floor, extremal problem"
+    yield row(name, "ours", "ours", min(lemmas), min(tight), note)
+
+
+def draw(axes):
+    """The floor against the number of local steps, and bound / measured on the extremal problem."""
+    left, right = axes
+    N = 2 ** np.arange(1, 7)
+    draw_sweep(left, N[:-1], [kinked_problem(N=x, T=None) for x in N[:-1]])
+    left.set(xlabel="local steps N", title="kinked problem: exactly 0 at N = 1")
+    for kappa, mark in ((10, "o-"), (40, "s-")):
+        found = [floors(extremal(kappa, 0.02, n)) for n in N]
+        E, lemmas, tight = np.transpose(found)
+        right.loglog(N, lemmas / E, "C0" + mark, label=f"corrected by its lemmas, L/μ = {kappa}")
+        right.loglog(N, tight / E, "C2" + mark, label=f"sharp, L/μ = {kappa}")
+    right.axhline(1, color="gray", lw=0.8)
+    right.set(xlabel="local steps N", ylabel="bound / measured floor", title="extremal problem")
+    label_ticks(left, N)
+    label_ticks(right, N)
+
+
+if __name__ == "__main__":
+    show(check, {"attained.png": draw})
