@@ -8,7 +8,9 @@ from theory.network import hessians, network
 
 
 def numeric_hessians(theta, X, width):
-    """hess f_i by differences of the gradient, which another test checks by differences of f: (n, p, p)."""
+    """hess f_i by differences of the gradient, which another test checks by differences of f: (n,
+    p, p).
+    """
     shifts = 1e-5 * np.eye(len(theta))
     rows = [
         (network(theta + e, X, width)[1] - network(theta - e, X, width)[1]) / 2e-5 for e in shifts
@@ -29,7 +31,9 @@ def test_network_derivatives_by_finite_differences():
 
 
 def test_spectra_and_weyl_bounds_by_loops():
-    """Every eigenvalue and every bound from a Hessian by finite differences, sample by sample; not one bound is looser."""
+    """Every eigenvalue and every bound from a Hessian by finite differences, sample by sample; not
+    one bound is looser.
+    """
     rng = np.random.default_rng(0)
     for scale in (0.3, 1.0, 3.0):
         X, y, theta = (
@@ -54,7 +58,9 @@ def test_spectra_and_weyl_bounds_by_loops():
 
 
 def test_weyl_is_attained():
-    """One sample, r < 0 and no Gauss-Newton term in the direction of the steepest curvature: nothing is lost."""
+    """One sample, r < 0 and no Gauss-Newton term in the direction of the steepest curvature:
+    nothing is lost.
+    """
     theta = np.zeros(
         5
     )  # one unit on one input: W, c, v, e; at 0 grad f = (0, 0, 0, 1), hess f couples c, W and v
@@ -103,7 +109,9 @@ def test_a_harder_sample_can_be_more_convex():
     [(1.0, -1.0, "partly"), (-1.0, -1.0, "violated"), (1.0, 1.0, "partly")],
 )
 def test_the_verdict_on_easy_samples_follows_the_networks(easy, late, label, monkeypatch):
-    """lambda_min of all samples is 0 in 20 networks, of easy ones `easy` at the start and `late` after training."""
+    """lambda_min of all samples is 0 in 20 networks, of easy ones `easy` at the start and `late`
+    after training.
+    """
     fake = {0: np.tile([easy, 0.0, -2.0], (20, 1)), 1000: np.tile([late, 0.0, -2.0], (20, 1))}
     monkeypatch.setattr(easy_samples, "convexity", lambda steps: (fake[steps], True))
     (row,) = easy_samples.check()

@@ -85,7 +85,9 @@ def test_proximal_round_solves_every_client():
 
 @pytest.mark.parametrize("gamma", [0.0, 0.1, 0.3])
 def test_corrected_fedprox_decrease_holds_with_inexact_clients(gamma):
-    """Worst-looking inexact solves: residuals of norm gamma ||grad f_m||, all pointing where f rises."""
+    """Worst-looking inexact solves: residuals of norm gamma ||grad f_m||, all pointing where f
+    rises.
+    """
     rng = np.random.default_rng(0)
     tried, refuted = 0, False
     for _ in range(400):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_theory_functions import fails
 
-from theory import lemma1, lemma4, lemma5
+from theory import equation6, lemma1, lemma4, lemma5
 from theory.functions import kinked, quadratic, rational
 from theory.one_step import State, largest_steps, random_states
 from theory.report import SLACK, ZERO, worst
@@ -159,9 +159,11 @@ def test_lemma5_and_equation6_fail_on_a_common_quadratic():
         down -= 1 / 12 * (0.1 * down + 0.01)
         V.append(((up - down) / 2) ** 2)
         F.append(0.1 / 2 * (up**2 + down**2) / 2)
-    found, printed, corrected, equation6 = lemma5.counterexample()
-    assert found == pytest.approx(np.array(V))
-    symbols = 0.1, 1.0, 1 / 12, 1e-4, 0.0, 0.0, 4
+    symbols, found, gaps = lemma5.counterexample()
+    assert symbols == (0.1, 1.0, 1 / 12, 1e-4, 0.0, 0.0, 4)
+    printed, corrected = lemma5.along_a_round(symbols, gaps)
+    total = equation6.printed(symbols, gaps[:-1])
+    assert found == pytest.approx(np.array(V)) and gaps == pytest.approx(np.array(F))
     mended = [0.0]
     for j in range(10):
         mended.append(lemma5.mended(symbols, mended[j], F[j]))
@@ -169,12 +171,22 @@ def test_lemma5_and_equation6_fail_on_a_common_quadratic():
         assert corrected[j + 1] == pytest.approx(lemma5.corrected(symbols, corrected[j], F[j], j))
     assert round(printed[-1] / V[-1], 3) == 0.325
     assert (mended >= found).all() and (corrected >= found).all()
-    assert round(equation6 / sum(V[:-1]), 3) == 0.058
-    total = sum(
+    assert round(total / sum(V[:-1]), 3) == 0.058
+    written_out = sum(
         2 / 12 / 4 * (1 - 1 / 240) ** (10 - j) * (6 / 12 * 4 * F[j] + (3 / 12 + 1e-3) * 1e-4)
         for j in range(10)
     )
-    assert equation6 == pytest.approx(total)
+    assert total == pytest.approx(written_out)
+
+
+def test_equation6_is_the_sum_it_states():
+    mu, L, a, B, M, sigma, Q = 0.3, 1.7, 0.02, 0.4, 0.6, 0.5, 3
+    F, total = [0.3, 0.1, 0.4, 0.2], 0.0
+    for j in range(4):
+        product = np.prod([1 - a * mu / 2 for _ in range(j, 4)])
+        inner = 2 * a * (3 + 2 * M) * L * Q * F[j] + (a * (3 + 2 * M) + B / mu) * B
+        total += 2 * a * L / Q * product * (inner + 3 * a * sigma**2)
+    assert equation6.printed((mu, L, a, B, M, sigma, Q), F) == pytest.approx(total)
 
 
 def test_lemmas_refuse_what_they_do_not_speak_of():

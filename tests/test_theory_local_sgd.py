@@ -62,9 +62,9 @@ def test_without_noise_the_recursion_is_the_trajectory():
 def test_simulation_is_algorithm_3_written_out():
     problem = kinked_problem(Q=4, T=3, N=5, theta0=0.3)
     server, E, gradient = 0.3, [0.09], [0.09]
-    for t in range(3):
+    for _ in range(3):
         clients = [server] * 4
-        for j in range(5):
+        for _ in range(5):
             for k, sign in enumerate((1, 1, -1, -1)):
                 clients[k] -= 1 / 12 * ((1.0 if clients[k] > 0 else 0.1) * clients[k] + sign * 0.01)
         server = sum(clients) / 4

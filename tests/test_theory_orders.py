@@ -1,4 +1,4 @@
-"""The three laws on the order of a bias: weights of single steps, runs written out, measured ties."""
+"""The three laws on the order of a bias: weights of steps, runs written out, measured ties."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,9 @@ def test_growing_bias_wins_through_the_noise_exactly_when_c_mu_is_below_one():
 
 
 def test_the_setting_of_the_ordering_numbers(monkeypatch):
-    """Q = 8, d = 4, T = 200, N = 5, M = 1, B linear from 0 to 8 over the local steps, full reversal, s0 = max(20, 40 c)."""
+    """Q = 8, d = 4, T = 200, N = 5, M = 1, B linear from 0 to 8 over the local steps, full
+    reversal, s0 = max(20, 40 c).
+    """
     seen = []
     monkeypatch.setattr(
         ordering, "exact_error", lambda problem: seen.append(problem) or exact_error(problem)
@@ -72,7 +74,9 @@ def test_the_side_of_one_does_not_depend_on_the_settings(settings):
 
 @pytest.mark.parametrize("c", [0.5, 1.0, 3.0])
 def test_the_noise_law_is_the_weight_of_each_step(c):
-    """N = 1, M = 1: E_T = sum_s (B_s / Q) a_s^2 prod_{r>s} [(1 - a_r mu)^2 + a_r^2 mu^2 / Q], an independent form."""
+    """N = 1, M = 1: E_T = sum_s (B_s / Q) a_s^2 prod_{r>s} [(1 - a_r mu)^2 + a_r^2 mu^2 / Q], an
+    independent form.
+    """
     a, B, weighted = c / (np.arange(40) + 200), np.linspace(0, 8, 40), 0.0
     for s in range(40):
         weighted += B[s] / 8 * a[s] ** 2 * np.prod((1 - a[s + 1 :]) ** 2 + a[s + 1 :] ** 2 / 8)
@@ -147,7 +151,9 @@ def test_the_drift_ties_where_the_law_says():
 
 
 def test_on_a_smooth_function_the_drift_ties_at_three():
-    """Two clients on f' = x + .9 (sqrt(1 + x^2) - 1), written out: the tie is at c f''(0) = 3, whatever L/mu = 19 says."""
+    """Two clients on f' = x + .9 (sqrt(1 + x^2) - 1), written out: the tie is at c f''(0) = 3,
+    whatever L/mu = 19 says.
+    """
     growing = np.linspace(0, 8, 120)
     for c in (2.0, 3.0, 4.0):
         ends = []
@@ -177,7 +183,9 @@ def test_several_curvatures_tie_elsewhere_through_the_noise():
 
 
 def test_the_drift_of_a_constant_bias_sits_where_the_proof_puts_it():
-    """At c = 1/mu + 1/L the average is at -y a N sqrt B, y = (L - mu)/(L + mu), to leading order in aN."""
+    """At c = 1/mu + 1/L the average is at -y a N sqrt B, y = (L - mu)/(L + mu), to leading order in
+    aN.
+    """
     mu, N, T = 0.25, 20, 400
     c = 1 / mu + 1
     E = at_a_kink(c, mu=mu, L=1.0, T=T, N=N, offset=200, B=(4.0, 4.0))[0]

@@ -1,4 +1,4 @@
-"""The sharp step and its floor: brute-force maxima, states where it is attained, random problems."""
+"""The sharp step and its floor: brute-force maxima, states that attain it, random problems."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from test_theory_functions import fails
 from test_theory_local_sgd import small_quadratic
 
-from theory import attained, floor, sharp, theorem1_proof, theorem2
+from theory import attained, floor, sharp, sharp_step, theorem1_proof, theorem2
 from theory.biases import opposed, zero_sum
 from theory.functions import kinked, quadratic
 from theory.local_sgd import exact_error
@@ -61,7 +61,7 @@ def test_one_sharp_step_without_weights_on_random_states():
             + a**2 * x.s**2 / x.Q
         )
         assert bound * ABOVE + 1e-12 * (x.E + x.V) + ZERO >= x.next_E
-        assert sharp.weight(x.f, a, 1.0, 0.0, 0.0) == pytest.approx(
+        assert sharp_step.weight(x.f, a, 1.0, 0.0, 0.0) == pytest.approx(
             a * (L - mu) ** 2 / (2 * (L + mu)), abs=1e-15
         )
         closest = min(closest, bound / x.next_E if x.next_E > 1e-12 else np.inf)
@@ -76,11 +76,13 @@ def test_one_sharp_step_with_weights_on_random_states(M):
         n = p / x.Q + w * (1 - 1 / x.Q)
         if x.a * (p + n * M) > k * p:
             continue
-        weight = sharp.weight(x.f, x.a, p, w * (1 + e), n * x.a**2 * M)
+        weight = sharp_step.weight(x.f, x.a, p, w * (1 + e), n * x.a**2 * M)
         bound = p * (1 - x.a * k * x.f.mu * x.f.L) * x.E + weight * x.V
         bound += w * (1 + 1 / e) * x.a**2 * x.mean_B + n * x.a**2 * (2 * M * x.mean_B + x.s**2)
         assert bound == pytest.approx(
-            np.dot(sharp.step(x.f, x.symbols, x.mean_B, p, w, (1 + e, 1 + 1 / e)), (x.E, x.V, 1)),
+            np.dot(
+                sharp_step.step(x.f, x.symbols, x.mean_B, p, w, (1 + e, 1 + 1 / e)), (x.E, x.V, 1)
+            ),
             rel=1e-12,
         )
         slack = 1e-12 * (p * x.E + w * x.V)  # 1 - lambda and weight may both be 0, up to rounding
@@ -91,23 +93,27 @@ def test_one_sharp_step_with_weights_on_random_states(M):
 
 @pytest.mark.parametrize("M", [0.0, 3.0])
 def test_one_sharp_step_from_the_optimum_is_noise_alone(M):
-    """All clients at theta*: the step is exact without M, and with it counts the biases' noise twice, as [4] does."""
+    """All clients at theta*: the step is exact without M, and with it counts the biases' noise
+    twice, as [4] does.
+    """
     b = np.array([[0.3, -0.1], [-0.3, 0.1], [0.0, 0.0]])
     x, p, w = Named(kinked(0.2, 1.0), np.zeros((3, 2)), b, 0.04, 0.11, M, 0.7), 1.3, 0.4
     n, mean_B = p / 3 + w * 2 / 3, 0.2 / 3
     assert p * x.next_E + w * x.next_V == pytest.approx(
         0.0016 * (w * mean_B + n * (M * mean_B + 0.49))
     )
-    assert sharp.step(x.f, x.symbols, x.mean_B, p, w, (5.0, 1.0))[2] == pytest.approx(
+    assert sharp_step.step(x.f, x.symbols, x.mean_B, p, w, (5.0, 1.0))[2] == pytest.approx(
         0.0016 * (w * mean_B + n * (2 * M * mean_B + 0.49))
     )
     with pytest.raises(ValueError, match="smaller steps"):
         x = Named(x.f, x.theta, b, 1.7, 0.11)
-        sharp.step(x.f, x.symbols, x.mean_B, p, w, (2.0, 2.0))
+        sharp_step.step(x.f, x.symbols, x.mean_B, p, w, (2.0, 2.0))
 
 
 def test_the_sharp_weight_is_the_maximum_over_the_cone():
-    """Over s = sqrt(W/V) and C between (W + mu L V)/(L + mu) and sqrt(VW), V = 1, of the expression in the proof."""
+    """Over s = sqrt(W/V) and C between (W + mu L V)/(L + mu) and sqrt(VW), V = 1, of the expression
+    in the proof.
+    """
     rng = np.random.default_rng(0)
     for _ in range(300):
         L, mu, p, w = 10 ** rng.uniform(-1, 1), 0.0, *10 ** rng.uniform(-1, 1, 2)
@@ -125,13 +131,15 @@ def test_the_sharp_weight_is_the_maximum_over_the_cone():
             for C in ends
         ]
         brute = np.max(values)
-        assert sharp.weight(kinked(mu, L), a, p, w, noise) == pytest.approx(brute, rel=1e-5)
+        assert sharp_step.weight(kinked(mu, L), a, p, w, noise) == pytest.approx(brute, rel=1e-5)
 
 
 @pytest.mark.parametrize("kappa", [1.5, 10.0, 100.0])
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_the_sharp_step_is_attained(kappa, share):
-    """On the states of the proof, q = i/Q of the clients on the steep side, for the weights that have their maximum there."""
+    """On the states of the proof, q = i/Q of the clients on the steep side, for the weights that
+    have their maximum there.
+    """
     L, mu = 1.0, 1 / kappa
     a, p = share * 2 / (L + mu), 1.3
     for i, Q in ((1, 2), (1, 3), (2, 5), (1, 11), (3, 40)):
@@ -141,7 +149,9 @@ def test_the_sharp_step_is_attained(kappa, share):
         theta = np.where(np.arange(Q) < i, s / (L - s), -s / (s - mu))[:, None]
         x = Named(kinked(mu, L), theta, np.zeros((Q, 1)), a, 0.0)
         w = p * (1 - 2 * s / (L + mu)) / (1 - a * s) if share < 1 else 0.37 * p
-        bound = p * (1 - 2 * a * mu * L / (L + mu)) * x.E + sharp.weight(x.f, a, p, w, 0.0) * x.V
+        bound = (
+            p * (1 - 2 * a * mu * L / (L + mu)) * x.E + sharp_step.weight(x.f, a, p, w, 0.0) * x.V
+        )
         if share < 1:
             assert bound == pytest.approx(p * x.next_E + w * x.next_V, rel=1e-10)
         assert bound * ABOVE >= p * x.next_E + w * x.next_V
@@ -149,7 +159,9 @@ def test_the_sharp_step_is_attained(kappa, share):
 
 
 def test_the_floor_is_a_state_that_does_not_move():
-    """(L-mu)^2/(4 mu L) V at s = (L+mu)/2, one client of L/mu + 1 on the steep side; every step length."""
+    """(L-mu)^2/(4 mu L) V at s = (L+mu)/2, one client of L/mu + 1 on the steep side; every step
+    length.
+    """
     for kappa in (2, 10, 50):
         L, mu, Q = 1.0, 1 / kappa, kappa + 1
         theta = np.full((Q, 1), -(L + mu) / (L - mu))
@@ -192,8 +204,9 @@ def test_the_sharp_certificate_of_two_steps_by_hand():
 
 
 def test_the_sharp_certificate_is_the_weights_run_back_with_any_young_constant():
-    """Independent: e_j drawn at random give a bound that is never better than the program's by more than its own choice
-    allows for M = 0, and the program's e_j, written out, give its floor."""
+    """Independent: e_j drawn at random give a bound that is never better than the program's by more
+    than its own choice allows for M = 0, and the program's e_j, written out, give its floor.
+    """
     rng = np.random.default_rng(0)
     problem = kinked_problem(N=6)
     L, mu, a, B, N = 1.0, 0.1, 1 / 12, 1e-4, 6
@@ -227,7 +240,9 @@ def test_the_spread_path_is_the_recursion():
 
 
 def test_noise_alone_spreads_the_clients_too():
-    """M = 40 and neither bias nor s: the weight on V must be kept where the M = 0 path stands at 0. It was dropped once."""
+    """M = 40 and neither bias nor s: the weight on V must be kept where the M = 0 path stands at 0.
+    It was dropped once.
+    """
     for s in (0.0, 1e-9):
         for Q, N, a, M in ((50, 39, 0.1, 40.0), (8, 9, 0.05, 80.0)):
             problem = Problem(
@@ -247,7 +262,9 @@ def test_noise_alone_spreads_the_clients_too():
 
 
 def test_the_extremal_problem():
-    """One client of eleven pushed up by sqrt(kappa B) in the first step of a round, the others down, sums and sizes."""
+    """One client of eleven pushed up by sqrt(kappa B) in the first step of a round, the others
+    down, sums and sizes.
+    """
     problem = attained.extremal(10, 0.01, 30, B=1e-5)
     b = problem.biases[0, 0, :, 0]
     assert b.tolist() == pytest.approx([-1e-2] + [1e-3] * 10) and not problem.biases[:, 1:].any()
@@ -301,7 +318,9 @@ def test_the_closed_form_in_numbers():
 
 @pytest.mark.parametrize("M", [0.0, 2.0])
 def test_sharp_theorem1_at_its_longest_step(M):
-    """Steps just at the condition of a round: found by bisection, run exactly on quadratics and on the kinked function."""
+    """Steps just at the condition of a round: found by bisection, run exactly on quadratics and on
+    the kinked function.
+    """
     rng = np.random.default_rng(4)
     for _ in range(30):
         Q, N, mu = int(rng.integers(1, 6)), int(rng.integers(1, 6)), 10 ** rng.uniform(-2, 0)
@@ -361,9 +380,11 @@ def test_sharp_forms_refuse_what_they_do_not_speak_of():
 
 
 def test_young_is_an_equality_at_its_own_constant():
-    """(x + y)^2 = (1 + e) x^2 + (1 + 1/e) y^2 at e = y / x; where one is 0, the other is counted once."""
+    """(x + y)^2 = (1 + e) x^2 + (1 + 1/e) y^2 at e = y / x; where one is 0, the other is counted
+    once.
+    """
     for x, y in ((0.3, 2.0), (1.0, 1e-3), (0.0, 2.0), (0.7, 0.0)):
-        on_V, on_B = sharp.young(x, y)
+        on_V, on_B = sharp_step.young(x, y)
         assert on_V * x**2 + on_B * y**2 == pytest.approx((x + y) ** 2)
 
 

@@ -1,4 +1,4 @@
-"""Theorem 2: its sums written out, the violated instances, the corrected form on random problems."""
+"""Theorem 2: its sums written out, violated instances, the corrected form at random."""
 
 from dataclasses import replace
 
@@ -60,7 +60,9 @@ def test_theorem2_forms_are_the_sums_they_state():
 
 
 def test_later_gradients_are_correlated_with_earlier_noise():
-    """The term that Theorem 2's uncorrelated form drops, E f'(theta - a (f' + n)) n, by Gauss-Hermite quadrature."""
+    """The term that Theorem 2's uncorrelated form drops, E f'(theta - a (f' + n)) n, by Gauss-
+    Hermite quadrature.
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     f, theta, a = rational(1), 1.0, 0.1
     moved = theta - a * (f.gradient(np.array([theta])) + nodes[:, None])

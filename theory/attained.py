@@ -14,27 +14,37 @@ from theory.functions import kinked
 from theory.problem import Problem, kinked_problem
 from theory.report import label_ticks, listed, row, show
 
+RUNS = (  # L/mu, alpha, N
+    (10, 1 / 12, 10),
+    (10, 0.01, 30),
+    (10, 0.001, 100),
+    (100, 0.01, 30),
+)
+
 
 def extremal(kappa, alpha, N, B=1e-5):
     """That problem for L = 1, mu = 1/kappa, mean ||b_k||^2 = B, started at the predicted floor."""
     mu = 1 / kappa
+    f = kinked(mu, 1.0)
     rounds = int(5 * kappa / (alpha * N)) + 2  # long enough to forget the start
-    start = -(1 - mu) / (2 * np.sqrt(mu)) * alpha * np.sqrt(B)
-    first = np.eye(1, N)  # 1 in the first local step, then 0
     steps = np.full((rounds, N), alpha)
-    return Problem(kinked(mu, 1.0), [start], steps, kappa * B * first, minority(kappa + 1))
+    start = -(1 - mu) / (2 * np.sqrt(mu)) * alpha * np.sqrt(B)
+    largest = kappa * B * np.eye(1, N)  # in the first local step, then 0
+    directions = minority(kappa + 1)
+    return Problem(f, [start], steps, largest, directions)
 
 
 def check():
-    """Four extremal problems (L/mu, alpha, N)."""
+    """The extremal problems of RUNS."""
     ratios = []
     words = []
-    for kappa, alpha, N in ((10, 1 / 12, 10), (10, 0.01, 30), (10, 0.001, 100), (100, 0.01, 30)):
+    for kappa, alpha, N in RUNS:
         E, lemmas, tight = floors(extremal(kappa, alpha, N))
         ratios.append((lemmas / E, tight / E))
         words.append(f"{kappa}, {alpha:.3g}, {N}")
     lemmas, tight = np.transpose(ratios)
-    note = f"{listed(tight, 3)} (lemmas {listed(lemmas, 0)}) at L/mu, a, N = {'; '.join(words)}"
+    note = f"{listed(tight, 3)} (lemmas {listed(lemmas, 0)}) "
+    note += f"at L/mu, a, N = {'; '.join(words)}"
     name = "Sharp floor, extremal problem"
     yield row(name, "ours", "ours", min(lemmas), min(tight), note)
 
@@ -48,10 +58,12 @@ def draw(axes):
     for kappa, mark in ((10, "o-"), (40, "s-")):
         found = [floors(extremal(kappa, 0.02, n)) for n in N]
         E, lemmas, tight = np.transpose(found)
-        right.loglog(N, lemmas / E, "C0" + mark, label=f"corrected by its lemmas, L/μ = {kappa}")
-        right.loglog(N, tight / E, "C2" + mark, label=f"sharp, L/μ = {kappa}")
+        name = f"L/μ = {kappa}"
+        right.loglog(N, lemmas / E, "C0" + mark, label=f"corrected by its lemmas, {name}")
+        right.loglog(N, tight / E, "C2" + mark, label=f"sharp, {name}")
     right.axhline(1, color="gray", lw=0.8)
-    right.set(xlabel="local steps N", ylabel="bound / measured floor", title="extremal problem")
+    right.set(xlabel="local steps N", ylabel="bound / measured floor")
+    right.set(title="extremal problem")
     label_ticks(left, N)
     label_ticks(right, N)
 

@@ -17,6 +17,7 @@ from theory import (
     attained,
     drift_law,
     easy_samples,
+    equation6,
     fedprox,
     floor,
     lemma1,
@@ -51,6 +52,7 @@ STATEMENTS = (  # in the paper's order
     lemma1,
     lemma4,
     lemma5,
+    equation6,
 )
 FIGURES = {
     "spectra.png": easy_samples.draw,

@@ -75,15 +75,16 @@ def draw_kink(axes):
     measured = 1.1, 1.5, 2.0, 3.0, 5.0, 10.0
     right.semilogx(measured, [tie(x) for x in measured], "C2s", label="measured")
     label_ticks(right, [1, 2, 3, 5, 10])
-    right.set(xlabel="L / μ", ylabel="c μ at the tie", title="growing wins below the line")
+    right.set(xlabel="L / μ", ylabel="c μ at the tie")
+    right.set(title="growing wins below the line")
 
 
 def draw_smooth(axes):
     """On a smooth f: who wins against c f'', and four of the runs."""
     left, right = axes
     c = np.geomspace(1, 6, 9)
-    label = "f' = x + .9 (√(1 + x²) − 1)"
-    left.loglog(c, final_ratios(where_smooth, c), "C1o-", label=label)
+    ratios = final_ratios(where_smooth, c)
+    left.loglog(c, ratios, "C1o-", label="f' = x + .9 (√(1 + x²) − 1)")
     left.axvline(3, color="gray", lw=0.8)
     frame_ratios(left, "c f''(θ*)", [1, 2, 3, 4, 6])
     draw_runs(right, where_smooth, "c f''", (2.0, 4.0))

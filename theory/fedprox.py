@@ -29,17 +29,20 @@ def dissimilarity(h, c, q, theta):
     gradients = h * (theta - c)
     slope = q @ gradients
     require(slope @ slope > 0, "sum q_m grad f_m(theta) is not 0")
-    return q @ (gradients**2).sum(1) / (slope @ slope), slope
+    mean_square = q @ (gradients**2).sum(1)
+    return mean_square / (slope @ slope), slope
 
 
 def proximal_round(h, c, q, theta, mu):
     """theta after an exact FedProx round: the mean of argmin_x f_m(x) + mu/2 ||x - theta||^2."""
-    return q @ ((h * c + mu * theta) / (h + mu))
+    solved = (h * c + mu * theta) / (h + mu)  # (m, d)
+    return q @ solved
 
 
 def value(h, c, q, x):
     """f = sum q_m f_m at x: (d,)."""
-    return q @ (h * (x - c) ** 2).sum(1) / 2
+    values = (h * (x - c) ** 2).sum(1) / 2
+    return q @ values
 
 
 def rho_printed(mu):
@@ -50,19 +53,24 @@ def rho_printed(mu):
 
 
 def rho(B, L, mu, gamma=0.0):
-    """1/mu - gamma B/mu - L(1+gamma)B/mu^2 - L(1+gamma)^2 B^2/(2 mu^2), B^2 = Lambda(theta). [11]"""
-    require(
-        B >= 1 - 1e-12 and L > 0 and mu > 0 and gamma >= 0, "B >= 1, L > 0, mu > 0 and gamma >= 0"
-    )
+    """1/mu - gamma B/mu - L(1+gamma)B/mu^2 - L(1+gamma)^2 B^2/(2 mu^2), B^2 = Lambda. [11]"""
+    require(B >= 1 - 1e-12, "B >= 1")
+    require(L > 0 and mu > 0 and gamma >= 0, "L > 0, mu > 0 and gamma >= 0")
     inexact = (1 + gamma) * B
-    return 1 / mu - gamma * B / mu - L * inexact / mu**2 - L * inexact**2 / (2 * mu**2)
+    return (
+        1 / mu
+        - gamma * B / mu  # the residual of the inexact solve
+        - L * inexact / mu**2  # the gradient changes on the way
+        - L * inexact**2 / (2 * mu**2)  # the curvature of f
+    )
 
 
 def ratios(rng):
     """decrease / rho ||grad f||^2 of an exact round, printed and corrected; inf for rho <= 0."""
     h, c, q = random_clients(rng)
     mu = 10 ** rng.uniform(0.5, 3)
-    theta = rng.standard_normal(4) * 10 ** rng.uniform(-1, 1)
+    theta = rng.standard_normal(4)
+    theta *= 10 ** rng.uniform(-1, 1)
     Lambda, slope = dissimilarity(h, c, q, theta)
     moved = proximal_round(h, c, q, theta, mu)
     decrease = value(h, c, q, theta) - value(h, c, q, moved)
@@ -77,7 +85,9 @@ def check():
     clients = random_clients(np.random.default_rng(0))
     distance = 10.0 ** -np.arange(7)
     Lambda = [dissimilarity(*clients, np.full(4, x / 2))[0] for x in distance]
-    slope = np.polyfit(np.log(distance[3:]), np.log(Lambda[3:]), 1)[0]
+    x = np.log(distance[3:])
+    y = np.log(Lambda[3:])
+    slope, _ = np.polyfit(x, y, 1)
     note = f"Lambda ~ dist^{slope:.2f} near theta*; least value seen {min(Lambda):.2f}"
     yield row("Remark, Lambda bounded by lambda", "violated", Lambda[0] / Lambda[-1], note=note)
     rng = np.random.default_rng(0)

@@ -8,22 +8,24 @@ def network(theta, X, width=8):
     unit, v, e).
     """
     ones = np.ones((len(X), 1))
-    x = np.concatenate([X, ones], 1)
+    x = np.append(X, ones, axis=1)
     inner = width * x.shape[1]
     W = theta[:inner].reshape(width, -1)
     v = theta[inner:-1]
     hidden = np.tanh(x @ W.T)
     to_hidden = v * (1 - hidden**2)
     to_W = to_hidden[:, :, None] * x[:, None, :]
-    gradient = [to_W.reshape(len(X), -1), hidden, ones]
-    return hidden @ v + theta[-1], np.concatenate(gradient, 1)
+    to_W = to_W.reshape(len(X), -1)
+    f = hidden @ v + theta[-1]
+    return f, np.concatenate([to_W, hidden, ones], 1)
 
 
 def hessians(theta, X, width):
     """hess f_i: (n, p, p), exact: grad f at an imaginary step whose square is nothing."""
     columns = []
     for direction in np.eye(len(theta)):
-        _, gradient = network(theta + 1e-30j * direction, X, width)
+        moved = theta + 1e-30j * direction
+        _, gradient = network(moved, X, width)
         columns.append(gradient.imag / 1e-30)
     return np.stack(columns, 2)
 
@@ -32,9 +34,11 @@ def train(seed, steps, n=90):
     """(theta, X, y) after gradient descent on mean r_i^2 / 2, y a random network plus noise."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, 2))
-    y = network(rng.standard_normal(33), X)[0] + 0.1 * rng.standard_normal(n)
+    y, _ = network(rng.standard_normal(33), X)
+    y = y + 0.1 * rng.standard_normal(n)
     theta = 0.5 * rng.standard_normal(33)
     for _ in range(steps):
         f, gradient = network(theta, X)
-        theta = theta - 0.1 * (f - y) @ gradient / n
+        slope = (f - y) @ gradient / n
+        theta = theta - 0.1 * slope
     return theta, X, y

@@ -11,14 +11,17 @@ def largest_steps(L, M, Q=1):
     """The largest steps of Theorem 1, 1 / (4 (3+2M) L), and of Lemma 4, 1 / (4 (L + 2 (3+2M) L /
     Q)).
     """
-    theorem1 = 1 / (4 * (3 + 2 * M) * L)
-    lemma4 = 1 / (4 * (L + (3 + 2 * M) * 2 * L / Q))
+    steep = (3 + 2 * M) * L
+    bar_L = L + 2 * steep / Q
+    theorem1 = 1 / (4 * steep)
+    lemma4 = 1 / (4 * bar_L)
     return theorem1, lemma4
 
 
 def spread(x):
     """mean_k ||x_k - average||^2 of x: (Q, d)."""
-    return ((x - x.mean(0)) ** 2).sum(1).mean()
+    apart = x - x.mean(0)
+    return (apart**2).sum(1).mean()
 
 
 class State:

@@ -26,20 +26,22 @@ def two_orders(f, directions, M=0.0, c=1.0, T=200, N=5, offset=None, B=(0.0, 8.0
     if step:
         steps = np.full((T + 1, N), step)
     ramp = np.linspace(*B, T * N)
-    theta0 = np.zeros(directions.shape[-1])
+    d = directions.shape[-1]
     errors = []
     for sizes in (ramp, ramp[::-1]):
         rounds = sizes.reshape(T, N)
         order = np.append(rounds, rounds[-1:], axis=0)
-        problem = Problem(f, theta0, steps, order, directions, M)
-        errors.append(exact_error(problem)[1:])
+        problem = Problem(f, np.zeros(d), steps, order, directions, M)
+        E = exact_error(problem)
+        errors.append(E[1:])
     return np.array(errors)
 
 
 def through_noise(c=1.0, mu=1.0, **settings):
     """On mu ||theta||^2 / 2 in 4 dimensions, 8 clients, M = 1: the biases act through the noise."""
     f = quadratic(np.full(4, mu))
-    return two_orders(f, opposed(8, 4), M=1.0, c=c, **settings)
+    directions = opposed(8, 4)
+    return two_orders(f, directions, M=1.0, c=c, **settings)
 
 
 def at_a_kink(c=1.0, mu=1.0, L=1.0, Q=2, **settings):
@@ -79,4 +81,5 @@ def draw_runs(axis, run, name, values):
         rounds = np.arange(1, len(growing) + 1)
         axis.loglog(rounds, growing, color, label=f"growing, {name} = {c:g}")
         axis.loglog(rounds, shrinking, color + "--", label=f"shrinking, {name} = {c:g}")
-    axis.set(xlabel="rounds", ylabel="E‖θ − θ*‖²", title="the same total bias in two orders")
+    axis.set(xlabel="rounds", ylabel="E‖θ − θ*‖²")
+    axis.set(title="the same total bias in two orders")

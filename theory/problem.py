@@ -49,15 +49,17 @@ class Problem:
         require((B >= 0) & (np.inf > B), "B >= 0")
         require(0 <= self.M < np.inf and 0 <= self.sigma < np.inf, "M >= 0 and sigma >= 0")
         require(u.ndim > 1 and u.shape[-1] == len(theta0), "directions are (Q, d)")
-        require(np.linalg.norm(u, axis=-1) <= 1 + 1e-12, "||b_k||^2 <= B")
-        require(np.linalg.norm(u.mean(-2), axis=-1) <= 1e-12, "the biases sum to zero")
+        length = np.linalg.norm(u, axis=-1)
+        require(length <= 1 + 1e-12, "||b_k||^2 <= B")
+        require(np.abs(u.mean(-2)) <= 1e-12, "the biases sum to zero")
         self.T = len(steps) - 1
         self.N = steps.shape[1]
         self.Q = u.shape[-2]
         self.theta0 = theta0
         self.steps = steps
         self.B = np.broadcast_to(B, steps.shape)
-        u = np.broadcast_to(u, (*steps.shape, self.Q, len(theta0)))
+        shape = (*steps.shape, self.Q, len(theta0))
+        u = np.broadcast_to(u, shape)
         self.biases = np.sqrt(self.B)[:, :, None, None] * u
         self.mean_B = (self.biases**2).sum(-1).mean(-1)
 

@@ -19,15 +19,7 @@ LINE = (
     "{statement:44}{printed:>9}{printed_ratio:>10}"
     "{corrected:>11}{corrected_ratio:>7}{sharp_ratio:>7}  {note}"
 )
-HEADER = LINE.format(
-    statement="statement",
-    printed="printed",
-    printed_ratio="ratio",
-    corrected="corrected",
-    corrected_ratio="ratio",
-    sharp_ratio="sharp",
-    note="note",
-)
+HEADER = "statement".ljust(44) + "  printed     ratio  corrected  ratio  sharp  note"
 
 
 def verdict(found):

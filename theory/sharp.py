@@ -1,47 +1,14 @@
-"""Theorem 1, sharp: gradients drive the average or hold the clients together, and count once.
+"""Theorem 1, sharp: sharp_step.py over a round, from round to round, and in closed form.
 
-E = ||hat theta - theta*||^2, V = mean_k ||theta_k - hat theta||^2 before a local step, a prime
-after it. Here B is mean_k ||b_k||^2, no larger than the printed maximum. `symbols` are (mu, L,
-alpha, B, M, sigma, Q) of the step. Proofs, and where it is attained: PROOFS.md [3] to [6].
+V = mean_k ||theta_k - hat theta||^2, E = ||hat theta - theta*||^2. Here B is mean_k ||b_k||^2, no
+larger than the printed maximum. Proofs, and where it is attained: PROOFS.md [3], [5] and [6].
 """
 
 import numpy as np
 
 from theory.functions import require
 from theory.report import SLACK
-
-
-def weight(f, alpha, p, w, noise):
-    """Phi = max over mu <= s <= L of w (1 - alpha s)^2 + 2 alpha p/(L+mu) (s - mu)(L - s)
-    + 2 noise s^2, a parabola in s. [4]
-    """
-    mu, L = f.mu, f.L
-    pull = 2 * alpha * p / (L + mu)
-    bend = pull - w * alpha**2 - 2 * noise  # minus the coefficient of s^2
-    slopes = np.array([mu, L])
-    if bend > 0:
-        top = (pull * (L + mu) / 2 - alpha * w) / bend
-        slopes = np.append(slopes, np.clip(top, mu, L))
-    kept = w * (1 - alpha * slopes) ** 2
-    driven = pull * (slopes - mu) * (L - slopes)
-    return max(kept + driven + 2 * noise * slopes**2)
-
-
-def step(f, symbols, mean_B, p, w, young):
-    """(p', w', c) with p E' + w V' <= p' E + w' V + c; young = (1 + e, 1 + 1/e). [4]
-
-    p' = p (1 - 2 alpha mu L/(L+mu)), w' = Phi at (1+e) w, c = alpha^2 {w (1 + 1/e) B
-    + n (2MB + sigma^2)}, n = p/Q + w (1 - 1/Q). ValueError where the step is too long.
-    """
-    mu, L, alpha, _, M, sigma, Q = symbols
-    on_V, on_B = young
-    n = p / Q + w * (1 - 1 / Q)
-    longest = 2 * p / (L + mu)
-    require(alpha * (p + n * M) <= SLACK * longest, "alpha (p + nM) <= 2p/(L+mu): smaller steps")
-    new_w = weight(f, alpha, p, w * on_V, n * alpha**2 * M)
-    noise = n * (2 * M * mean_B + sigma**2)
-    c = alpha**2 * (w * on_B * mean_B + noise)
-    return p * (1 - alpha * 2 / (L + mu) * mu * L), new_w, c
+from theory.sharp_step import step, young
 
 
 def spread_path(problem, t):
@@ -55,15 +22,9 @@ def spread_path(problem, t):
         alpha = problem.steps[t, j]
         kept = (1 - alpha * problem.f.mu) * r[j]
         pushed = alpha * np.sqrt(problem.mean_B[t, j])
-        r.append(np.sqrt((kept + pushed) ** 2 + alpha**2 * own))
+        squared = (kept + pushed) ** 2 + alpha**2 * own
+        r.append(np.sqrt(squared))
     return r
-
-
-def young(kept, pushed):
-    """(1 + e, 1 + 1/e) for e = pushed / kept, where Young's inequality is an equality."""
-    if kept == 0 or pushed == 0:  # one of the two terms is 0
-        return 1.0, 1.0
-    return 1 + pushed / kept, 1 + kept / pushed
 
 
 def round_bound(problem, t):
@@ -81,7 +42,8 @@ def round_bound(problem, t):
         pushed = alpha * np.sqrt(mean_B)
         if kept == 0 and problem.M > 0 and j > 0:
             kept = pushed  # e = 1: noise alone may have spread the clients
-        p, w, c = step(f, problem.symbols(t, j), mean_B, p, w, young(kept, pushed))
+        symbols = problem.symbols(t, j)
+        p, w, c = step(f, symbols, mean_B, p, w, young(kept, pushed))
         floor += c
     return p, floor
 
@@ -108,8 +70,14 @@ def closed_form(problem):
     require(alpha <= SLACK * 2 / (L + mu), "alpha <= 2 / (L + mu)")
     kept = 1 - 2 * alpha * mu * L / (L + mu)
     steps = N * np.arange(problem.T + 1)
-    noise = (L + mu) / (2 * mu * L) * alpha * sigma**2 / Q
-    pushed = min(alpha * (N - 1), 1 / mu) * np.sqrt(problem.mean_B.max())
-    r = pushed + alpha * np.sqrt(N - 1) * sigma
-    drift = (L - mu) ** 2 / (4 * mu * L) * r**2
-    return kept**steps * (problem.theta0**2).sum() + noise + drift
+    start = (problem.theta0**2).sum()
+    reach = min(alpha * (N - 1), 1 / mu)
+    r = (
+        reach * np.sqrt(problem.mean_B.max())  # pushed apart by the biases
+        + alpha * np.sqrt(N - 1) * sigma  # and by the noise
+    )
+    return (
+        kept**steps * start
+        + (L + mu) / (2 * mu * L) * alpha * sigma**2 / Q
+        + (L - mu) ** 2 / (4 * mu * L) * r**2  # the spread drives the average
+    )

@@ -1,12 +1,10 @@
-"""Theorem 1: the distance to the optimum under strong convexity. Violated as printed, whatever B
-and sigma mean there.
+"""Theorem 1: the distance to the optimum under strong convexity. Violated however it is read.
 
     python -m theory.theorem1
 
 The bias is divided by Q, the number of clients, and more clients do not help against it:
-`counterexample`. Besides, sigma^3 is a misprint for sigma^2, and a factor L is too much there; the
-products of the proof are lost before the sums, which miss round 0. Corrected here by the paper's
-own lemmas, PROOFS.md [7]; sharp in sharp.py.
+`two_clients`. Besides, sigma^3 is a misprint for sigma^2 and the L beside it too much, the products
+are lost before the sums, and the sums miss round 0. What holds: theorem1_proof.py and sharp.py.
 """
 
 import numpy as np
@@ -95,9 +93,8 @@ def compare(name, problem, note, power=2):
 
 def check():
     """The counterexamples: first the one that no reading of B and sigma saves."""
-    note = "kinked f, T = 10"
-    yield compare("bias over Q = 100", kinked_problem(100), note)
-    yield compare("bias over Q = 1000", kinked_problem(1000), note)
+    yield compare("bias over Q = 100", kinked_problem(100), "kinked f, T = 10")
+    yield compare("bias over Q = 1000", kinked_problem(1000), "kinked f, T = 10")
     short = kinked_problem(1000, T=4)
     yield compare("bias over Q = 1000, B for B^2", short, "kinked f, T = 4", power=1)
     yield compare("sigma^3 and L on the noise", noise_only(), "the ratio is 6 L s")
@@ -107,8 +104,8 @@ def check():
 def draw(axes):
     """The bounds against the rounds: from far away, and from theta*, where only the bias acts."""
     T = np.arange(1, 61)
-    starts = kinked_problem(4, T=60, theta0=1.0), kinked_problem(1000, T=60)
-    for axis, problem in zip(axes, starts, strict=True):
+    for axis, Q, theta0 in zip(axes, (4, 1000), (1.0, 0.0), strict=True):
+        problem = kinked_problem(Q, T=60, theta0=theta0)
         axis.semilogy(T, exact_error(problem)[1:], "k", label="measured")
         axis.semilogy(T, printed(problem)[1:], "C3", label="printed")
         axis.semilogy(T, corrected(problem)[1:], "C0", label="corrected by its lemmas")

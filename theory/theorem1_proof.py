@@ -34,8 +34,13 @@ def last_display(problem, power=2):
         E = bound[t]
         for j in range(problem.N):
             mu, L, alpha, B, M, sigma, Q = problem.symbols(t, j)
-            bracket = 2 * alpha * (3 + 2 * M) * B + B**power / mu + 6 * alpha * sigma**2
-            E = (1 - alpha * mu / 2) * (E + 2 * alpha * L / Q * bracket)
+            bracket = (
+                2 * alpha * (3 + 2 * M) * B  # noise that the bias feeds
+                + B**power / mu  # bias
+                + 6 * alpha * sigma**2  # noise
+            )
+            E += 2 * alpha * L / Q * bracket
+            E *= 1 - alpha * mu / 2
         bound.append(E)
     return np.array(bound)
 
@@ -60,7 +65,8 @@ def round_by_lemmas(problem, t, form):
         require(lost - gained <= 1e-12 * p, "the weight of F is not positive: smaller steps")
         c, e = lemma5.factors(alpha, mu, j)[form]
         noise = alpha**2 * (2 * M * B + sigma**2)
-        floor += (p / Q + own) * noise + w * e * B
+        floor += (p / Q + own) * noise
+        floor += w * e * B
         w = 2 * p * alpha * L + w * c
         p = p * (1 - alpha * mu)
     return p, floor
@@ -72,7 +78,8 @@ def corrected(problem):
     """
     bound = [(problem.theta0**2).sum()]
     for t in range(problem.T):
-        by_rate, rate_floor = round_by_lemmas(problem, t, 0)
-        by_count, count_floor = round_by_lemmas(problem, t, 1)
-        bound.append(min(by_rate * bound[t] + rate_floor, by_count * bound[t] + count_floor))
+        contraction, by_rate = round_by_lemmas(problem, t, 0)
+        contraction, by_count = round_by_lemmas(problem, t, 1)  # the same contraction
+        floor = min(by_rate, by_count)
+        bound.append(contraction * bound[t] + floor)
     return np.array(bound)

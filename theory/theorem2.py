@@ -2,9 +2,7 @@
 
     python -m theory.theorem2
 
-alpha is missing on the left, sigma on the right, and B everywhere. Corrected it knows all three.
-Each form is a right-hand side, a float; ValueError unless ||grad f|| <= G < inf and M = 0.
-PROOFS.md [12]; random problems in theorem2_random.py.
+alpha is missing on the left, sigma on the right, B everywhere. PROOFS.md [12].
 """
 
 import numpy as np
@@ -27,16 +25,11 @@ def weighted_left_side(problem, gradient):
 
 
 def hypotheses(problem):
-    """(f - f* at theta_0, L, G, sigma, Q), where the hypotheses hold."""
+    """(f - f* at theta_0, L, G, sigma, Q). ValueError unless ||grad f|| <= G < inf and M = 0."""
     f = problem.f
     require(np.isfinite(f.G), "||grad f|| is bounded by a finite G")
     require(problem.M == 0, "E||n_k||^2 <= sigma^2, M = 0")
     return f.value(problem.theta0), f.L, f.G, problem.sigma, problem.Q
-
-
-def later(x):
-    """sum_{l >= j} x_l, for every j: (T+1, N)."""
-    return x[:, ::-1].cumsum(1)[:, ::-1]
 
 
 def earlier(x):
@@ -48,7 +41,8 @@ def printed(problem):
     """left_side <= Q (f_0 - f*) + 2 sum_t sum_j alpha_j (alpha_j + sum_{l>=j} alpha_l) L G^2."""
     gap, L, G, sigma, Q = hypotheses(problem)
     alpha = problem.steps
-    cross = alpha * (alpha + later(alpha))
+    later = alpha.sum(1, keepdims=True) - earlier(alpha)  # sum_{l>=j} alpha_l
+    cross = alpha * (alpha + later)
     return Q * gap + 2 * cross.sum() * L * G**2
 
 
@@ -58,7 +52,8 @@ def last_display(problem):
     """
     gap, L, G, sigma, Q = hypotheses(problem)
     alpha = problem.steps
-    cross = alpha * later(alpha) + alpha**2 / 2
+    later = alpha.sum(1, keepdims=True) - earlier(alpha)
+    cross = alpha * later + alpha**2 / 2
     return Q * gap + cross.sum() * L * G**2
 
 
@@ -91,33 +86,29 @@ def noisy_run():
     return Problem(rational(1), [0.0], steps, 0.0, np.zeros((1, 1)), sigma=30.0)
 
 
-def curriculum(B):
-    """Ten rounds under these sizes of the biases, (11, 5)."""
-    steps = np.full((11, 5), 0.1)
-    return Problem(rational(2), [2.0, 2.0], steps, B, opposed(4, 2))
-
-
 def check():
     """alpha missing; noise missing; the bounds under a curriculum, under its reverse, without."""
     problem = long_run()
     _, gradient = simulate(problem)
     ratio = printed(problem) / left_side(problem, gradient)
     fixed = corrected(problem) / weighted_left_side(problem, gradient)
-    name = "Theorem 2, alpha missing on the left"
-    yield row(name, "violated", ratio, fixed, note="T = 500, a = .01")
+    note = "T = 500, a = .01"
+    yield row("Theorem 2, alpha missing on the left", "violated", ratio, fixed, note=note)
 
     problem = noisy_run()
     _, gradient = simulate(problem, replicas=20000)
     left = weighted_left_side(problem, gradient)
     fixed = corrected(problem) / left
-    name = "Theorem 2, no sigma, alpha restored"
+    ratio = printed(problem) / left
     note = "s = 30 from a stationary point"
-    yield row(name, "violated", printed(problem) / left, fixed, note=note)
+    yield row("Theorem 2, no sigma, alpha restored", "violated", ratio, fixed, note=note)
     ratio = last_display(problem) / left
     yield row("Theorem 2 by its proof", "violated", ratio, fixed, note="the same problem")
 
     orders = schedule("client", 11, 5), schedule("anti", 11, 5), 0.0
-    problems = [curriculum(B) for B in orders]
+    start = [2.0, 2.0]
+    steps = np.full((11, 5), 0.1)
+    problems = [Problem(rational(2), start, steps, B, opposed(4, 2)) for B in orders]
     apart = np.ptp([printed(problem) for problem in problems])
     moved = np.ptp([corrected(problem) for problem in problems])
     label = "holds" if apart else "vacuous"
