@@ -91,7 +91,7 @@ def test_the_noise_law_is_the_weight_of_each_step(c):
 
 
 def test_drift_is_the_kinked_run_written_out():
-    """Two clients, L = 1, mu = 1/2, c = 2: growing and shrinking biases over 4 rounds of 3 steps."""
+    """Two clients, L = 1, mu = 1/2, c = 2, growing and shrinking biases, 4 rounds of 3 steps."""
     growing = np.linspace(0, 8, 12)
     for row, B in enumerate((growing, growing[::-1])):
         server, E = 0.0, []
@@ -174,7 +174,7 @@ def test_on_a_smooth_function_the_drift_ties_at_three():
 
 
 def test_several_curvatures_tie_elsewhere_through_the_noise():
-    """(1, 3, 3, 3), N = 1: at c mu = .9 the growing bias loses already, at c L = .9 it still wins."""
+    """(1, 3, 3, 3), N = 1: at c mu = .9 the growing bias loses already, at c L = .9 it wins."""
     f, u, B = quadratic([1.0, 3.0, 3.0, 3.0]), opposed(8, 4), np.linspace(0, 8, 400)[:, None]
     for c, wins in ((0.3, True), (0.9, False)):
         steps = diminishing_steps(400, 1, c, max(20.0, 40 * 3 * c))

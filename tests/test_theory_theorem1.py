@@ -196,7 +196,7 @@ def test_corrected_theorem1_in_every_corner(Q, N, M):
 
 
 def test_two_clients_are_algorithm_3_and_the_hand_computation():
-    """alpha^4 (L - mu)^2 B / 4 after two steps; the same as a Problem of any even Q, at any length."""
+    """alpha^4 (L - mu)^2 B / 4 after two steps; as a Problem of any even Q, at any length."""
     found = theorem1.two_clients(L=1.0, mu=0.1, alpha=1 / 12, B=1e-4)
     assert found == pytest.approx((1 / 12) ** 4 * 0.9**2 * 1e-4 / 4)
     for Q in (2, 10_000):

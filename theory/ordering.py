@@ -14,7 +14,7 @@ from theory.problem import Problem
 from theory.report import label_ticks
 
 
-def two_orders(f, directions, M=0.0, c=1.0, T=200, N=5, offset=None, B=(0.0, 8.0), step=None):
+def two_orders(f, directions, c, M=0.0, T=200, N=5, offset=None, B=(0.0, 8.0), step=None):
     """E after each round, (2, T): under B growing linearly over the local steps, and reversed.
 
     Steps c / (i + offset), i counting local steps, offset max(20, 40 c L) unless given; or the
@@ -37,21 +37,21 @@ def two_orders(f, directions, M=0.0, c=1.0, T=200, N=5, offset=None, B=(0.0, 8.0
     return np.array(errors)
 
 
-def through_noise(c=1.0, mu=1.0, **settings):
+def through_noise(c, mu=1.0, **settings):
     """On mu ||theta||^2 / 2 in 4 dimensions, 8 clients, M = 1: the biases act through the noise."""
     f = quadratic(np.full(4, mu))
     directions = opposed(8, 4)
-    return two_orders(f, directions, M=1.0, c=c, **settings)
+    return two_orders(f, directions, c, M=1.0, **settings)
 
 
-def at_a_kink(c=1.0, mu=1.0, L=1.0, Q=2, **settings):
+def at_a_kink(c, mu=1.0, L=1.0, Q=2, **settings):
     """Without noise, on the kinked f: one of Q clients is pushed to the steep side."""
-    return two_orders(kinked(mu, L), minority(Q), c=c, **settings)
+    return two_orders(kinked(mu, L), minority(Q), c, **settings)
 
 
-def where_smooth(c=1.0, k=0.9, **settings):
+def where_smooth(c, k=0.9, **settings):
     """Without noise, two clients on the bent f, f'' = 1 and f''' = k at theta*."""
-    return two_orders(bent(k), minority(2), c=c, **settings)
+    return two_orders(bent(k), minority(2), c, **settings)
 
 
 @cache

@@ -86,7 +86,7 @@ def line(row):
 def label_ticks(axis, values):
     """Labels these values on a logarithmic x axis, and no others."""
     axis.set_xticks(values, [f"{value:g}" for value in values])
-    axis.minorticks_off()
+    axis.set_xticks([], minor=True)
 
 
 def save(path, draw):
