@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -281,6 +282,25 @@ def test_one_statement_alone_prints_its_rows_and_draws_its_figure(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "bias over Q = 1000" in done.stdout and "0.0293" in done.stdout
     assert (tmp_path / "runs" / "theory" / "bounds.png").stat().st_size > 10_000
+
+
+def test_every_statement_runs_alone_and_draws_what_the_whole_draws(monkeypatch):
+    shown, figures = [], []
+
+    def show(check, drawn=()):
+        shown.append(check.__code__.co_filename)
+        figures.extend((name, drawn[name].__code__.co_name) for name in drawn)
+
+    monkeypatch.setattr(report, "show", show)
+    for statement in check.STATEMENTS:
+        runpy.run_path(statement.__file__, run_name="__main__")
+    assert shown == [statement.__file__ for statement in check.STATEMENTS]
+    whole = [(name, draw.__code__.co_name) for name, draw in check.FIGURES.items()]
+    assert sorted(figures) == sorted(whole)
+    folder = Path(check.__file__).parent
+    main = 'if __name__ == "__main__":\n    show(check'
+    alone = {path for path in folder.glob("*.py") if main in path.read_text()}
+    assert alone == {Path(name) for name in shown}  # no statement is missing from the whole
 
 
 def test_an_import_draws_nothing_and_needs_no_matplotlib(tmp_path):

@@ -1,3 +1,1 @@
-"""The convergence statements of "When Do Curricula Work in Federated Learning?", checked
-numerically.
-"""
+"""The statements of "When Do Curricula Work in Federated Learning?", checked numerically."""

@@ -1,5 +1,4 @@
-"""Assumption 1: with a random S_t it leaves no bias; with a bias that depends on theta it does not
-carry Theorem 1.
+"""Assumption 1: with a random S_t it leaves no bias, and b_k may not depend on theta.
 
 python -m theory.assumption1
 """
@@ -24,8 +23,7 @@ def rank(K, Q):
 
 
 def moving_centre(mu=0.1, L=1.0, alpha=1 / 12, B=1e-4, N=10, Q=100):
-    """||theta||^2 after one round from theta* = 0, every client biased away from the clients'
-    average.
+    """||theta||^2 after a round from theta* = 0, clients biased away from the clients' average.
 
     b_k = sqrt(B) u_k sign(theta_k - average), u_k = 1 for half of them and -1 for the others: where
     all are at one theta the biases cancel, as Assumption 1 demands, but the algorithm takes them at
@@ -41,9 +39,7 @@ def moving_centre(mu=0.1, L=1.0, alpha=1 / 12, B=1e-4, N=10, Q=100):
 
 
 def check():
-    """The rank for every Q < K <= 8, and the bound of Theorem 1 against biases about a moving
-    centre.
-    """
+    """The rank for every Q < K <= 8; Theorem 1 against biases about a moving centre."""
     cases = list(combinations(range(1, 9), 2))  # Q < K
     full = all(rank(K, Q) == K for Q, K in cases)
     label = "vacuous" if full else "holds"

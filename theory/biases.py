@@ -6,9 +6,7 @@ from theory.functions import require
 
 
 def opposed(Q, d=1):
-    """Zero-sum directions u: (Q, d) of norm 1, one half of the clients against the other.
-    ValueError for odd Q.
-    """
+    """Zero-sum u: (Q, d) of norm 1, half the clients against the others. ValueError for odd Q."""
     require(Q >= 2 and Q % 2 == 0, "opposed biases need an even number of clients")
     signs = np.repeat([1.0, -1.0], Q // 2)
     return signs[:, None] * np.full(d, d**-0.5)
@@ -23,9 +21,7 @@ def minority(Q):
 
 
 def zero_sum(rng, Q, d):
-    """Random zero-sum directions u: (Q, d), the longest of norm 1; 0 for one client, as equation 3
-    demands.
-    """
+    """Random zero-sum directions u: (Q, d), the longest of norm 1; all 0 for one client."""
     u = rng.standard_normal((Q, d))
     u -= u.mean(0)
     if Q == 1:
@@ -34,8 +30,7 @@ def zero_sum(rng, Q, d):
 
 
 def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
-    """Sizes B^(t,j): (rounds, N) of one mean for every order; B at the start is `first` of B at the
-    end.
+    """Sizes B^(t,j): (rounds, N), of one mean; B at the start is `first` of B at the end.
 
     'client' grows from round to round; 'data' inside every round, with B^(t,J) = B^(t+1,0) as
     printed; 'anti' is 'client' backwards; 'shuffled' permutes its rounds by `rng`. ValueError on

@@ -1,7 +1,7 @@
-"""Checks every statement of Section 5 and supplement 2 numerically and prints a table of verdicts.
+"""Checks every statement of Section 5 and supplement 2 and prints a table of verdicts.
 
-python -m theory.check # under half a minute; check.json and figures in runs/theory python -m
-theory.check --out theory/figures # renews what theory/README.md shows
+    python -m theory.check                        # check.json and figures in runs/theory
+    python -m theory.check --out theory/figures   # renews what theory/README.md shows
 
 A violated printed statement is a finding, not an error: the exit code is 1 only when a verdict
 differs from the documented one, or when a corrected or sharp statement is violated.

@@ -3,8 +3,8 @@
     python -m theory.drift_law
 
 Without noise, M = 0. The biases cancel but move the clients apart, and then the mean gradient is
-not the gradient at the mean. The first law is that of a kink, the second of a smooth f. PROOFS.md
-[8].
+not the gradient at the mean. The first law is that of a kink, the second of a smooth f: [8] of
+PROOFS.md.
 """
 
 import numpy as np

@@ -1,5 +1,4 @@
-"""Section 5: do easy samples make the objective more convex? At the start of training, not after
-it.
+"""Section 5: do easy samples make the objective more convex? At the start of training only.
 
     python -m theory.easy_samples
 
@@ -20,17 +19,13 @@ NETWORKS = 20
 
 
 def counterexample(c, theta=1.0):
-    """The second derivative of (f - y)^2 / 2 for f = theta^2, y = -c: larger for the harder sample,
-    larger c.
-    """
+    """((f - y)^2 / 2)'' for f = theta^2, y = -c: larger for the harder sample, larger c."""
     residual = theta**2 + c
     return (2 * theta) ** 2 + residual * 2  # f'^2 + r f''
 
 
 def spectra(theta, X, y, width=8):
-    """(eigenvalues of H_S: (p,), the bound on the least) for the thirds of least |r_i|, for all, of
-    largest |r_i|.
-    """
+    """(eigenvalues of H_S: (p,), bound on the least) for the easy third, all, the hard third."""
     f, gradient = network(theta, X, width)
     curvature = hessians(theta, X, width)
     r = f - y
@@ -49,9 +44,7 @@ def spectra(theta, X, y, width=8):
 
 @cache
 def convexity(steps):
-    """lambda_min: (NETWORKS, 3) on the easy, all and hard samples, and whether the bound held
-    throughout.
-    """
+    """lambda_min: (NETWORKS, 3) on easy, all and hard samples; whether the bound held."""
     lowest = np.zeros((NETWORKS, 3))
     bounds = np.zeros((NETWORKS, 3))
     for seed in range(NETWORKS):
@@ -68,9 +61,7 @@ def above(lowest, other):
 
 
 def check():
-    """The initial objective, which is what the paper speaks of; the trained one; the
-    counterexample.
-    """
+    """The initial objective, of which the paper speaks; the trained one; the counterexample."""
     start, start_holds = convexity(0)
     late, late_holds = convexity(1000)
     label = "holds"
@@ -85,9 +76,7 @@ def check():
 
 
 def draw(axes):
-    """lambda_min of every network on easy, all and hard samples: the initial objective, and after
-    1000 steps.
-    """
+    """lambda_min of every network on easy, all and hard samples: initially, after 1000 steps."""
     for axis, steps in zip(axes, (0, 1000), strict=True):
         lowest, _ = convexity(steps)
         lowest = lowest[lowest[:, 1].argsort()]

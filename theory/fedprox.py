@@ -12,9 +12,7 @@ from theory.report import row, show
 
 
 def random_clients(rng, m=8, d=4):
-    """(h, c: (m, d), q: (m,)): f_m(x) = sum_i h_mi (x_i - c_mi)^2 / 2, h in [.5, 2], sum q_m f_m
-    least at 0.
-    """
+    """(h, c: (m, d), q: (m,)) of f_m(x) = sum_i h_mi (x_i - c_mi)^2 / 2, sum q_m f_m least at 0."""
     q = rng.uniform(0.5, 1.5, m)
     h = rng.uniform(0.5, 2, (m, d))
     c = rng.standard_normal((m, d))
@@ -23,8 +21,9 @@ def random_clients(rng, m=8, d=4):
 
 
 def dissimilarity(h, c, q, theta):
-    """Lambda = sum q_m ||grad f_m||^2 / ||sum q_m grad f_m||^2 >= 1, and sum q_m grad f_m.
-    ValueError where it is 0.
+    """Lambda = sum q_m ||grad f_m||^2 / ||sum q_m grad f_m||^2, and sum q_m grad f_m: (d,).
+
+    ValueError where the latter is 0.
     """
     gradients = h * (theta - c)
     slope = q @ gradients
@@ -46,9 +45,7 @@ def value(h, c, q, x):
 
 
 def rho_printed(mu):
-    """A round decreases f by rho ||grad f||^2, rho = 1/mu - O(B) O(gamma) O(1/mu): at gamma = 0 it
-    is 1/mu.
-    """
+    """A round decreases f by rho ||grad f||^2; rho = 1/mu - O(B) O(gamma) O(1/mu), gamma = 0."""
     return 1 / mu
 
 

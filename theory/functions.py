@@ -7,9 +7,7 @@ import numpy as np
 
 
 def require(condition, hypothesis):
-    """ValueError naming the hypothesis unless the condition holds, everywhere for an array; NaN
-    never holds.
-    """
+    """ValueError naming the hypothesis unless the condition holds everywhere; NaN never holds."""
     if not np.all(condition):
         raise ValueError(f"hypothesis fails: {hypothesis}")
 
@@ -45,9 +43,7 @@ def quadratic(curvature):
 
 
 def kinked(mu, L):
-    """f(x) = sum_i L/2 x_i^2 on the right of 0, mu/2 x_i^2 on its left. ValueError unless 0 < mu <=
-    L.
-    """
+    """f(x) = sum_i L/2 x_i^2 where x_i > 0, mu/2 x_i^2 elsewhere. ValueError unless 0 < mu <= L."""
     require(0 < mu <= L, "0 < mu <= L")
 
     def value(x):
@@ -60,9 +56,7 @@ def kinked(mu, L):
 
 
 def bent(k):
-    """f'(x) = x + k (sqrt(1 + x^2) - 1): smooth, f''(0) = 1, f'''(0) = k. ValueError unless 0 <= k
-    < 1.
-    """
+    """f'(x) = x + k (sqrt(1 + x^2) - 1), f''(0) = 1, f'''(0) = k. ValueError unless 0 <= k < 1."""
     require(0 <= k < 1, "0 <= k < 1")
 
     def value(x):

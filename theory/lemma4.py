@@ -14,8 +14,8 @@ from theory.report import SLACK, row, show, worst
 
 
 def lemma3(x):
-    """||hat theta - alpha bar g||^2 <= E + 2 alpha [(alpha L - 1/2) bar F - mu/2 (E+V)] + 2 alpha L
-    V.
+    """||hat theta - alpha bar g||^2 <= E + 2 alpha (alpha L - 1/2) bar F - alpha mu (E + V)
+    + 2 alpha L V; theta* = 0, and E + V is the mean of ||theta_k - theta*||^2.
 
     theta* = 0, and E + V is the mean of ||theta_k - theta*||^2.
     """

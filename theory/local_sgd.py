@@ -6,9 +6,7 @@ from theory.functions import require
 
 
 def exact_error(problem):
-    """E||theta^(t,0) - theta*||^2 for t = 0..T: (T+1,). ValueError for noise where f is no
-    quadratic.
-    """
+    """E||theta^(t,0) - theta*||^2, t = 0..T: (T+1,). ValueError for noise unless f is quadratic."""
     if problem.M == 0 and problem.sigma == 0:
         error, _ = simulate(problem)  # one run has no chance in it
         return error

@@ -4,8 +4,9 @@ import numpy as np
 
 
 def network(theta, X, width=8):
-    """f = v . tanh(W x + c) + e and grad f: (n,) and (n, p) at X: (n, d); theta: (p,) is (W | c per
-    unit, v, e).
+    """f = v . tanh(W x + c) + e and grad f: (n,) and (n, p) at X: (n, d).
+
+    theta: (p,) is (W | c for every unit, v, e).
     """
     ones = np.ones((len(X), 1))
     x = np.append(X, ones, axis=1)

@@ -8,9 +8,7 @@ from theory.report import SLACK
 
 
 def largest_steps(L, M, Q=1):
-    """The largest steps of Theorem 1, 1 / (4 (3+2M) L), and of Lemma 4, 1 / (4 (L + 2 (3+2M) L /
-    Q)).
-    """
+    """The largest steps of Theorem 1, 1 / (4 (3+2M) L), and of Lemma 4, 1 / (4 bar L)."""
     steep = (3 + 2 * M) * L
     bar_L = L + 2 * steep / Q
     theorem1 = 1 / (4 * steep)
@@ -25,8 +23,7 @@ def spread(x):
 
 
 class State:
-    """The clients before a local step, the averages of which the lemmas speak, and expectations
-    after it.
+    """The clients before a local step: the averages of the lemmas, and expectations after it.
 
     theta, b: (Q, d), ||b_k||^2 <= B. alpha: the step. M, sigma: the noise. g is the mean of the
     clients' gradients g_k, bar g that of grad f(theta_k). ValueError where the arguments contradict

@@ -19,8 +19,7 @@ from theory.functions import Function, kinked, require
 
 @dataclass
 class Problem:
-    """One run of Algorithm 3, all Q clients in every round. ValueError where Assumption 1 is
-    contradicted.
+    """One run of Algorithm 3 with all clients. ValueError where Assumption 1 is contradicted.
 
     theta0: (d,). steps: alpha^(t,j), (T+1, N), t = 0..T as printed; theta^(T,0) has seen t < T. B:
     a number or up to (T+1, N). directions: u, zero-sum, of norm <= 1, (Q, d) or (T+1, N, Q, d). b_k

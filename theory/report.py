@@ -23,9 +23,7 @@ HEADER = "statement".ljust(44) + "  printed     ratio  corrected  ratio  sharp  
 
 
 def verdict(found):
-    """'holds' for a ratio of at least 1, up to rounding, and for True; a verdict in words is left
-    alone.
-    """
+    """'holds' for True and for a ratio of at least 1, up to rounding; words are left alone."""
     if found is None or isinstance(found, str):
         return found
     return "holds" if found >= 1 - 1e-9 else "violated"
@@ -61,9 +59,7 @@ def row(statement, documented, printed, corrected=None, sharp=None, note="", vac
 
 
 def worst(bound, measured):
-    """min of bound / measured, inf where nothing was measured. ValueError for NaN: it would pass
-    unseen.
-    """
+    """min of bound / measured, inf where nothing was measured. ValueError for NaN."""
     bound, measured = np.broadcast_arrays(bound, measured)
     require(~np.isnan(bound + measured), "no NaN among the bounds or the measurements")
     some = measured > ZERO

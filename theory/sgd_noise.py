@@ -12,8 +12,7 @@ from theory.report import SLACK, row, show
 
 
 def mean_gap(curvature, theta0, gamma, sigma):
-    """mean_{t<T} E f(theta_t) - f* of SGD on sum_i h_i x_i^2 / 2, exact; sigma: (T+1,), the last
-    unseen.
+    """mean_{t<T} E f(theta_t) - f* of SGD on sum_i h_i x_i^2 / 2, exact; sigma: (T+1,).
 
     The paper prints f(theta_T); [39, Theorem 5] is about this mean. h, theta0: (d,).
     """
@@ -26,16 +25,15 @@ def mean_gap(curvature, theta0, gamma, sigma):
 
 
 def sgd_printed(E_0, gamma, sigma):
-    """E f - f* <= C_1 / (gamma T) + C_2 gamma sum_{t=0}^T sigma_t^2, here with C_1 = E_0, C_2 = 1,
-    C_3 = 0.
-    """
+    """E f - f* <= C_1 / (gamma T) + C_2 gamma sum_{t=0}^T sigma_t^2, C_1 = E_0, C_2 = 1."""
     T = len(sigma) - 1
     return E_0 / (gamma * T) + gamma * (sigma**2).sum()
 
 
 def sgd_corrected(E_0, gamma, sigma, L):
-    """mean_{t<T} E f - f* <= E_0 / (gamma T) + gamma (1/T) sum_{t<T} sigma_t^2. ValueError beyond
-    1/(2L). [10]
+    """mean_{t<T} E f - f* <= E_0 / (gamma T) + gamma (1/T) sum_{t<T} sigma_t^2. [10]
+
+    ValueError beyond gamma <= 1 / (2L).
     """
     T = len(sigma) - 1
     require(gamma > 0 and T >= 1, "gamma > 0 and T >= 1")

@@ -26,9 +26,9 @@ def printed_bias(problem, power=2):
 
 
 def printed(problem, power=2):
-    """E||theta^(T,0) - theta*||^2 <= prod_{t=1}^T prod_j (1 - alpha mu/2) ||theta^(0,0) -
-    theta*||^2 + sum_{t=1}^T sum_j {2 alpha^2 [L ((3+2M) B + 3 sigma^3)] / Q + 2 alpha L B^2 / (mu
-    Q)}.
+    """E_T <= prod_{t=1}^T prod_j (1 - alpha mu/2) E_0
+    + sum_{t=1}^T sum_j 2 alpha^2 [L ((3+2M) B + 3 sigma^3)] / Q
+    + sum_{t=1}^T sum_j 2 alpha L (B^2 / mu) / Q.
 
     For every T: (T+1,); power 1 reads the last B^2 as B. ValueError beyond 1 / (4(3+2M)L).
     """
@@ -49,10 +49,9 @@ def printed(problem, power=2):
 
 
 def two_clients(L=1.0, mu=0.1, alpha=1 / 12, B=1e-4, N=2, T=1):
-    """||theta^(T,0)||^2 from 0 = theta*, f of curvature L right of 0 and mu left of it; see
-    README.md.
+    """||theta^(T,0)||^2 from 0 = theta*, f of curvature L right of 0 and mu left of it.
 
-    One client is pushed right, one left: what any even number of clients does, half and half.
+    Worked out in README.md. One client is pushed right, one left; any even number does the same.
     """
     server = 0.0
     for _ in range(T):
@@ -66,9 +65,7 @@ def two_clients(L=1.0, mu=0.1, alpha=1 / 12, B=1e-4, N=2, T=1):
 
 
 def noise_only(L=1.0, alpha=1 / 12, sigma=0.1, Q=4):
-    """One step from theta*, no bias: E_1 = alpha^2 sigma^2 / Q; the printed bound is 6 L sigma of
-    it.
-    """
+    """One step from theta*, no bias: E_1 = alpha^2 sigma^2 / Q, the bound is 6 L sigma of it."""
     steps = np.full((2, 1), alpha)
     return Problem(quadratic([L]), [0.0], steps, 0.0, np.zeros((Q, 1)), sigma=sigma)
 

@@ -1,8 +1,7 @@
-"""What the proof of Theorem 1 gives: its last display as printed, and what its lemmas give when
-they are corrected.
+"""What the proof of Theorem 1 gives: its last display, and its lemmas once corrected.
 
-The last display is violated too; `corrected` holds and is up to 1000 times too large. PROOFS.md
-[7].
+The last display is violated too; `corrected` holds and is up to 1000 times too large: [7] of
+PROOFS.md.
 """
 
 import numpy as np
@@ -22,8 +21,7 @@ def require_printed_step(problem):
 
 
 def last_display(problem, power=2):
-    """What the last display of its proof says, round after round: (T+1,); power 1 reads B^2 / mu as
-    B / mu.
+    """The last display of the proof, round after round: (T+1,); power 1 reads B^2/mu as B/mu.
 
     E^(t+1,0) <= prod_j (1 - alpha mu/2) E^(t,0) + sum_j 2 alpha L/Q prod_{l>=j} (1 - alpha_l mu/2)
     [2 alpha (3+2M) B + B^2/mu + 6 alpha sigma^2].
@@ -46,8 +44,7 @@ def last_display(problem, power=2):
 
 
 def round_by_lemmas(problem, t, form):
-    """(contraction, floor): E^(t+1,0) <= contraction E^(t,0) + floor by Lemmas 4 and 5, corrected.
-    [7]
+    """(contraction, floor): E^(t+1,0) <= contraction E^(t,0) + floor, by Lemmas 4 and 5. [7]
 
     form 0 or 1: which of lemma5.factors. Weights p on E and w on V run back from p = 1, w = 0.
     ValueError where the weight of F is positive, for then nothing bounds it.
@@ -73,9 +70,7 @@ def round_by_lemmas(problem, t, form):
 
 
 def corrected(problem):
-    """Theorem 1 by the paper's lemmas, corrected, at every T: (T+1,), in each round the better
-    form.
-    """
+    """Theorem 1 by the corrected lemmas, for every T: (T+1,); in each round the better form."""
     bound = [(problem.theta0**2).sum()]
     for t in range(problem.T):
         contraction, by_rate = round_by_lemmas(problem, t, 0)

@@ -1,5 +1,4 @@
-"""Theorem 1 on random problems, 600 within its step and 600 beyond: as printed, by its proof,
-corrected, sharp.
+"""Theorem 1 on random problems, 600 within its step and 600 beyond it.
 
 python -m theory.theorem1_random
 """
@@ -62,8 +61,7 @@ def random_problem(rng, beyond=False):
 
 
 def ratios(problem, beyond=False):
-    """The worst bound / E^(T,0) over T >= 1: printed, its last display, corrected, sharp, closed
-    form.
+    """Worst bound / E_T over T >= 1: printed, last display, corrected, sharp, closed form.
 
     inf for a form that does not speak of the problem: beyond the printed step, or no closed form.
     """

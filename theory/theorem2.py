@@ -47,8 +47,8 @@ def printed(problem):
 
 
 def last_display(problem):
-    """weighted_left_side <= Q (f_0 - f*) + sum_t sum_j (alpha_j sum_{l>=j} alpha_l + alpha_j^2/2) L
-    G^2.
+    """weighted_left_side <= Q (f_0 - f*)
+    + sum_t sum_j (alpha_j sum_{l>=j} alpha_l + alpha_j^2 / 2) L G^2.
     """
     gap, L, G, sigma, Q = hypotheses(problem)
     alpha = problem.steps

@@ -51,9 +51,7 @@ def ratios(problem, gradient):
 
 
 def random_problem(rng):
-    """(problem, E||grad f||^2: (T+1,)) with any step; exact without noise, else a mean over 100
-    runs.
-    """
+    """(problem, E||grad f||^2: (T+1,)), any step; exact without noise, else a mean of 100 runs."""
     T, N, Q, d = rng.integers(1, [16, 6, 9, 4])
     f = rng.choice([rational, ripple])(d)
     longest = 10 ** rng.uniform(-2, 0)
