@@ -32,8 +32,13 @@ from experiment import flag
 class Config(script.Config):
     """The script's flags and what else to look at."""
 
-    dissimilarity: bool = flag(False, "log the gradient dissimilarity of the easiest, all and hardest samples in every round")
-    show_schedule: bool = flag(False, "train nothing; draw g(t) and what a client sees when, by difficulty")
+    dissimilarity: bool = flag(
+        False,
+        "log the gradient dissimilarity of the easiest, all and hardest samples in every round",
+    )
+    show_schedule: bool = flag(
+        False, "train nothing; draw g(t) and what a client sees when, by difficulty"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- the columns
@@ -43,8 +48,14 @@ class Observer:
     """What `federate` asks before it trains a round."""
 
     def __init__(self, run: experiment.Run, fl: common.Federation):
-        self.config, self.fl, self.y = fl.config, fl, fl.data.y_train.cpu().numpy()  # run.config is without what --tune chose
-        expert = run.cached("expert", lambda: fl.train_centrally(run.config.expert_epochs), "expert_epochs")
+        self.config, self.fl, self.y = (
+            fl.config,
+            fl,
+            fl.data.y_train.cpu().numpy(),
+        )  # run.config is without what --tune chose
+        expert = run.cached(
+            "expert", lambda: fl.train_centrally(run.config.expert_epochs), "expert_epochs"
+        )
         self.hardest = hardest_fifth(fl, expert)
 
     def __call__(self, state, t: int, clients, keys, schedules) -> dict[str, float]:
@@ -68,9 +79,13 @@ class Observer:
 def hardest_fifth(fl: common.Federation, expert: torch.Tensor) -> common.Data:
     """The data, of its test set only the fifth on which the expert's loss is largest."""
     d, moments = fl.data, (fl.data.classes, fl.data.mean, fl.data.std)
-    tested = common.Data(d.x_test, d.y_test, d.x_test, d.y_test, *moments)  # its training samples are scored
+    tested = common.Data(
+        d.x_test, d.y_test, d.x_test, d.y_test, *moments
+    )  # its training samples are scored
     [(loss, _)] = common.score(fl.model, expert, tested, [np.arange(len(d.y_test))])
-    hard = torch.as_tensor(np.argsort(-loss, kind="stable")[: -(-len(loss) // 5)], device=d.y_test.device)
+    hard = torch.as_tensor(
+        np.argsort(-loss, kind="stable")[: -(-len(loss) // 5)], device=d.y_test.device
+    )
     return common.Data(d.x_train, d.y_train, d.x_test[hard], d.y_test[hard], *moments)
 
 
@@ -94,11 +109,18 @@ def first_labels(y: np.ndarray, classes: int, schedules) -> dict[str, float]:
         real = batches[early] >= 0
         share = np.bincount(y[batches[early][real]], weights[early][real], minlength=classes)
         share = share / share.sum()
-        found.append((-(share * np.log(np.maximum(share, 1e-300))).sum(), np.abs(share - everything).sum() / 2))
+        found.append(
+            (
+                -(share * np.log(np.maximum(share, 1e-300))).sum(),
+                np.abs(share - everything).sum() / 2,
+            )
+        )
     return dict(zip(("entropy", "distance"), np.mean(found, axis=0), strict=True))
 
 
-def dissimilarity(fl: common.Federation, theta_g: torch.Tensor, chosen: list[np.ndarray], seeds: list[int]) -> float:
+def dissimilarity(
+    fl: common.Federation, theta_g: torch.Tensor, chosen: list[np.ndarray], seeds: list[int]
+) -> float:
     """Lambda = sum_m q_m ||grad f_m||^2 / ||sum_m q_m grad f_m||^2 >= 1 over the clients' chosen samples, at theta_g (P,).
 
     1 means that all clients pull the same way (Section 3.3: easy prefixes are closer in distribution). In float64 whatever
@@ -106,10 +128,16 @@ def dissimilarity(fl: common.Federation, theta_g: torch.Tensor, chosen: list[np.
     """
     model, theta_g = common.Model(fl.model.build, fl.model.device, torch.float64), theta_g.double()
     widest = max(map(len, chosen))
-    batches = [np.pad(index, (0, widest - len(index)), constant_values=-1)[None] for index in chosen]
-    step = common.train(model, theta_g, fl.data, batches, lr=1.0, chunk=fl.config.chunk, seeds=seeds)  # theta - y_m = grad f_m
+    batches = [
+        np.pad(index, (0, widest - len(index)), constant_values=-1)[None] for index in chosen
+    ]
+    step = common.train(
+        model, theta_g, fl.data, batches, lr=1.0, chunk=fl.config.chunk, seeds=seeds
+    )  # theta - y_m = grad f_m
     gradients = (theta_g - step.weights)[:, : model.trainable]
-    q = torch.as_tensor([len(index) for index in chosen], dtype=gradients.dtype, device=gradients.device)
+    q = torch.as_tensor(
+        [len(index) for index in chosen], dtype=gradients.dtype, device=gradients.device
+    )
     q = q / q.sum()
     return float(q @ gradients.square().sum(1) / (q @ gradients).square().sum())
 
@@ -129,21 +157,40 @@ def show(config: Config, runs, folder: Path, N: int = 500) -> bool:
 
     orders, everyone = list(dict.fromkeys(run.config.order for run in runs)), np.arange(N)
     T = config.epochs * -(-N // config.batch_size)
-    figure, axes = pyplot.subplots(1 + len(orders), figsize=(8, 2 + 1.1 * len(orders)), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(
+        1 + len(orders), figsize=(8, 2 + 1.1 * len(orders)), sharex=True, layout="constrained"
+    )
     for family in script.PACINGS:
-        axes[0].plot(script.pacing(family, np.arange(T), T, N, config.pacing_a, config.pacing_b), label=family)
+        axes[0].plot(
+            script.pacing(family, np.arange(T), T, N, config.pacing_a, config.pacing_b),
+            label=family,
+        )
     for order, ax in zip(orders, axes[1:], strict=True):
         one = dataclasses.replace(config, order=order)
         losses = -np.log1p(-everyone / N)
-        batches, weights = script.schedule(one, everyone, losses, everyone * 10 // N, common.Streams(config.seed), 0, 0)
+        batches, weights = script.schedule(
+            one, everyone, losses, everyone * 10 // N, common.Streams(config.seed), 0, 0
+        )
         ranks, rows = np.where(batches < 0, np.nan, batches / N), np.argsort(batches, 1)
-        ranks, opacity = (np.take_along_axis(each, rows, 1).T for each in (ranks, weights / weights.max()))
-        how = {"aspect": "auto", "origin": "lower", "interpolation": "nearest", "vmin": 0, "vmax": 1}
+        ranks, opacity = (
+            np.take_along_axis(each, rows, 1).T for each in (ranks, weights / weights.max())
+        )
+        how = {
+            "aspect": "auto",
+            "origin": "lower",
+            "interpolation": "nearest",
+            "vmin": 0,
+            "vmax": 1,
+        }
         image = ax.imshow(ranks, alpha=opacity, **how)
         ax.set(ylabel=order, yticks=[])
         visits = exposure([everyone], [(batches, weights)])
-        print(f"{order:<16} visits by fifth, easiest first: {' '.join(f'{v:5.1f}' for v in visits.values())}")
-    title = f"a = {config.pacing_a}, b = {config.pacing_b}; below: {config.pacing} pacing, {N} samples"
+        print(
+            f"{order:<16} visits by fifth, easiest first: {' '.join(f'{v:5.1f}' for v in visits.values())}"
+        )
+    title = (
+        f"a = {config.pacing_a}, b = {config.pacing_b}; below: {config.pacing} pacing, {N} samples"
+    )
     axes[0].set(ylabel="g(t)", title=title)
     axes[0].legend(ncols=5, fontsize="x-small")
     axes[-1].set(xlabel="local step t")
@@ -161,7 +208,15 @@ def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
     fig9 = f"--order {' '.join(script.ORDERS)} --epochs 10 --show-schedule  # g(t), and what a client sees"
     hooks = {"name": script.name, "report": script.report, "instead": show}
-    experiment.main(Config, script.PRESETS | {"fig9": fig9}, __doc__, federate, ("order", "fedlc"), argv=argv, **hooks)
+    experiment.main(
+        Config,
+        script.PRESETS | {"fig9": fig9},
+        __doc__,
+        federate,
+        ("order", "fedlc"),
+        argv=argv,
+        **hooks,
+    )
 
 
 if __name__ == "__main__":

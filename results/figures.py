@@ -1,73 +1,85 @@
-"""python results/figures.py [NAME ...]
+"""python -m results.figures
 
-Draws the pages' figures from the summary.json files beside this one: points are means over trials of paired differences, error
-bars their 95 % intervals.
+Draws the figure of every script's page from the evidence: each comparison as its mean over trials
+and 95 % interval, in points of accuracy, beside what the paper prints.
 """
 
-import itertools
-import sys
-
 import matplotlib
-import numpy as np
-import pandas as pd
-from verdicts import ROOT, bounds, flags, summary
+
+from results import tables
+from results.evidence import FOLDER
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the backend is chosen
-import seaborn as sns  # noqa: E402
 
-MEASURES = {"final": "final round", "last10": "mean of the last ten"}
-BY_PAIR = {"x": "pair", "col": "run", "col_wrap": 1, "aspect": 2.9}
-EXPOSED = ("curriculum", "shuffled", "weighted", "fixed", "random", "threshold", "balanced")
-FIGURES = {  # where it is kept: its runs under results/, differences of arms, layout
-    "fedavg_curriculum/cifar10-table1/gains": (
-        {"": "fedavg_curriculum/cifar10-table1"},
-        ("curriculum - vanilla", "curriculum - random", "curriculum - anti"),
-        {"x": "alpha", "col": "difference"},
-    ),
-    "fedavg_curriculum/cifar10-exposure-alpha0.9/exposure": (
-        {f"CIFAR-10, Dir({alpha})": f"fedavg_curriculum/cifar10-exposure-alpha{alpha}" for alpha in (0.05, 0.9)},
-        (*(f"{order} - vanilla" for order in EXPOSED), "curriculum - shuffled"),
-        BY_PAIR,
-    ),
-    "fedcl_gmm_sync/mnist-200-alpha0.1/gains": (
-        {f"MNIST, Dir({alpha}), 200 rounds": f"fedcl_gmm_sync/mnist-200-alpha{alpha}" for alpha in (0.05, 0.1, 1)},
-        ("fedcl - fedgen", "fedcl - fedgen-e", "fedcl-fresh - fedgen-e", "fedgen-e - fedgen", "fedgen - fedavg"),
-        BY_PAIR,
-    ),
-    "fedac_art/fmnist-table2/gains": ({"": "fedac_art/fmnist-table2"}, ("fedac - base",), {"x": "base", "aspect": 1.8}),
-}
+ACCURACY = ("final", "last10", "late")
+SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 
 
-def gains(runs: dict[str, str], differences: tuple[str, ...]) -> pd.DataFrame:
-    """Paired differences 'A - B' in the final round and the mean of the last ten: a row for each run, setting, difference and
-    trial, the swept flags as columns."""
+def draw(script: str) -> None:
+    """results/SCRIPT/differences.png: a panel for the paper's claims, one for our questions."""
+    about = tables.of_script(script)
+    paper = about.index[about.scale != "own"]
+    ours = about.index[about.scale == "own"]
+    panels = [rows_of(paper), rows_of(ours)]
+    panels = [rows for rows in panels if rows]
+    heights = [len(rows) + 1 for rows in panels]
+    figure, axes = plt.subplots(
+        len(panels),
+        figsize=(9, 0.27 * sum(heights) + 1.2),
+        height_ratios=heights,
+        sharex=True,
+        squeeze=False,
+    )
+    titles = ("The paper's claims", "Our questions: no control in the paper")
+    for axis, rows, title in zip(axes[:, 0], panels, titles, strict=False):
+        draw_panel(axis, rows, title)
+    axes[-1, 0].set_xlabel("difference of accuracy, points (mean over trials, 95 % interval)")
+    axes[-1, 0].set_xlim(limits(panels))
+    axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False)
+    figure.suptitle(f"{script}.py: what came out", x=0.02, ha="left", weight="bold")
+    figure.tight_layout()
+    figure.savefig(FOLDER / script / "differences.png", dpi=110)
+    plt.close(figure)
+
+
+def limits(panels: list) -> tuple[float, float]:
+    """All means and the paper's numbers; a very wide interval is cut."""
+    means = [0.0]
+    for rows in panels:
+        for _, found, paper in rows:
+            means += [found.mean, paper or 0]
+    margin = 0.25 * (max(means) - min(means))
+    return min(means) - margin, max(means) + margin
+
+
+def rows_of(claims) -> list:
+    """The comparisons of accuracy of these claims, with where they were made."""
     rows = []
-    for (name, run), difference, (what, measured) in itertools.product(runs.items(), differences, MEASURES.items()):
-        shared = {"run": name, "difference": difference, "pair": difference.replace(" - ", "\n- "), "measured": measured}
-        for setting, arms in summary(run)["results"].items():
-            gain = np.subtract(*(arms[arm][what] for arm in difference.split(" - ")))
-            rows.append(flags(setting) | shared | {"gain": gain})
-    return pd.DataFrame(rows).explode("gain", ignore_index=True).astype({"gain": float})
+    for claim in claims:
+        setting = tables.CLAIMS.setting[claim].partition(",")[0]
+        for row in tables.family(claim).itertuples():
+            if row.measure in ACCURACY:
+                name = f"{claim}  {row.what} ({setting}, n = {row.interval.n})"
+                rows.append((name, row.interval, row.paper))
+    return rows
 
 
-def draw(df: pd.DataFrame, **layout) -> sns.FacetGrid:
-    """Points of `gain` over `x`, a colour for each measure, in panels by `col`."""
-    sns.set_theme(style="ticks", palette="colorblind", rc={"axes.grid": True, "grid.alpha": 0.25, "lines.linewidth": 1.2})
-    style = {"dodge": 0.2, "markersize": 4, "linestyle": "none", "errorbar": lambda d: bounds(d.to_numpy())[1:]}
-    grid = sns.catplot(df, y="gain", kind="point", err_kws={"linewidth": 1}, height=3, hue="measured", **style, **layout)
-    grid.refline(y=0, color="black").set_titles("{col_name}").set_ylabels("paired difference (points)")
-    return grid.set_axis_labels("", "paired difference\n(points, 95 %)") if layout["x"] == "pair" else grid
-
-
-def main(names: list[str]) -> None:
-    """Draws the named figures, or all."""
-    for name in names or FIGURES:
-        runs, differences, layout = FIGURES[name]
-        grid = draw(gains(runs, differences), **layout)
-        grid.savefig(ROOT / f"{name}.png", dpi=110)
-        plt.close(grid.figure)
+def draw_panel(axis, rows: list, title: str) -> None:
+    axis.axvline(0, color="0.6", linewidth=1)
+    for height, (_, found, paper) in enumerate(rows):
+        axis.plot([found.low, found.high], [height, height], color="C0", linewidth=2)
+        axis.plot(found.mean, height, "o", color="C0")
+        if paper != "":
+            axis.plot(paper, height, "D", color="C3", markersize=5)
+    axis.plot([], [], "o-", color="C0", label="ours")
+    axis.plot([], [], "D", color="C3", markersize=5, label="the paper's number")
+    axis.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=8)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.grid(axis="x", color="0.9")
+    axis.set_title(title, loc="left", fontsize=10)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for name in SCRIPTS:
+        draw(name)

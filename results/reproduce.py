@@ -38,8 +38,16 @@ class Work(NamedTuple):
 
 READ = {"selection.csv", "measures.csv", "results.csv", "consistency.csv"}  # by the cells of claims
 KEYS = ["setting", "method", "trial", "round"]
-BY_ROUND = {"A11": ["accuracy"], "A13": ["lambda_easy", "lambda_all", "lambda_hard"], "C8": ["critical"]}
-BY_ROUND["D4"] = ["noisy_small", "noisy_large", "spearman"]  # the columns that these claims' cells read in curves.csv
+BY_ROUND = {
+    "A11": ["accuracy"],
+    "A13": ["lambda_easy", "lambda_all", "lambda_hard"],
+    "C8": ["critical"],
+}
+BY_ROUND["D4"] = [
+    "noisy_small",
+    "noisy_large",
+    "spearman",
+]  # the columns that these claims' cells read in curves.csv
 RUNS = [Work(*cells) for cells in csv.reader((ROOT / "reproduce.csv").read_text().splitlines()[1:])]
 
 
@@ -47,23 +55,39 @@ def publish(work: Work) -> None:
     """Copies a finished run's summary, its tables and the figures that pages show beside its page."""
     source, target = ROOT.parent / "runs" / work.place, ROOT / work.place
     target.mkdir(parents=True, exist_ok=True)
-    pages = "".join(page.read_text() for page in (*ROOT.rglob("README.md"), ROOT.parent / "README.md"))
+    pages = "".join(
+        page.read_text() for page in (*ROOT.rglob("README.md"), ROOT.parent / "README.md")
+    )
     for path in source.glob("*.*"):
-        if path.name == "summary.json" or path.suffix in (".png", ".csv") and f"{source.name}/{path.name}" in pages:
+        if (
+            path.name == "summary.json"
+            or path.suffix in (".png", ".csv")
+            and f"{source.name}/{path.name}" in pages
+        ):
             shutil.copy(path, target)
     for name in READ & {path.name for path in source.iterdir()}:
         shutil.copy(source / name, target)
     for claim in BY_ROUND.keys() & set(work.claims.split()):
         metrics = pd.read_csv(source / "metrics.csv", dtype=str)
-        metrics[KEYS + BY_ROUND[claim]].dropna(subset=BY_ROUND[claim], how="all").to_csv(target / "curves.csv", index=False)
+        metrics[KEYS + BY_ROUND[claim]].dropna(subset=BY_ROUND[claim], how="all").to_csv(
+            target / "curves.csv", index=False
+        )
 
 
 def main(argv: list[str]) -> int:
     """The command line; the exit status of the first run that fails."""
     parser = argparse.ArgumentParser(description="the runs behind the pages")
-    parser.add_argument("--list", action="store_true", help="print them, with their hours on two cores, and stop")
+    parser.add_argument(
+        "--list", action="store_true", help="print them, with their hours on two cores, and stop"
+    )
     parser.add_argument("--scale", choices=("small", "reduced", "paper"), default="reduced")
-    parser.add_argument("--only", nargs="+", default=[], metavar="CLAIM", help="those that these claims rest on; or places")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="CLAIM",
+        help="those that these claims rest on; or places",
+    )
     parser.add_argument("--jobs", type=int, default=2)
     flags = parser.parse_args(argv)
     named = {w: {w.place, *w.claims.split()} for w in RUNS}
@@ -73,10 +97,14 @@ def main(argv: list[str]) -> int:
     if flags.list:
         for w in chosen:
             state = "done" if w.complete() else f"{w.hours} h"
-            print(f"{w.scale:<8} {w.claims:<12} {state:>7}  python {shlex.join(w.command(flags.jobs))}")
+            print(
+                f"{w.scale:<8} {w.claims:<12} {state:>7}  python {shlex.join(w.command(flags.jobs))}"
+            )
         return 0
     for work in (w for w in chosen if w.scale == flags.scale):
-        resumed = ["--resume"] if (ROOT.parent / "runs" / work.place / "config.json").exists() else []
+        resumed = (
+            ["--resume"] if (ROOT.parent / "runs" / work.place / "config.json").exists() else []
+        )
         run = [sys.executable, *work.command(flags.jobs), *resumed]
         if not work.complete() and (status := subprocess.run(run, cwd=ROOT.parent).returncode):
             return status

@@ -1,0 +1,116 @@
+"""The evidence as arrays: what each run came to, by trial, and how two arms differ.
+
+trials.csv.xz   run, setting, method, trial, measure, value: accuracy in % in the final round,
+                mean of the last ten (last10), best, uploads, and a few measures of one script
+rounds.csv.xz   all rounds of the runs that were made after these were kept
+runs.csv        run, commit, trials, hours, command: where each comes from
+
+The arms of a trial share partition, initial weights and draws, so differences are paired.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+FOLDER = Path(__file__).resolve().parent
+KEYS = ["run", "setting", "method", "trial"]
+TEXT = {"setting": str, "method": str}
+
+
+@functools.cache
+def trials() -> pd.DataFrame:
+    """One value a row, indexed by run."""
+    old = pd.read_csv(FOLDER / "trials.csv.xz", dtype=TEXT)
+    new = summarise(pd.read_csv(FOLDER / "rounds.csv.xz", dtype=TEXT))
+    return pd.concat([old, new]).fillna({"setting": "", "method": ""}).set_index("run")
+
+
+def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
+    """final, last10 (tests within the last ten rounds), late (in the last sixth of the uploads)."""
+    tested = rounds.fillna({"setting": ""}).dropna(subset="accuracy")
+    rows = []
+    for key, run in tested.groupby(KEYS):
+        run = run.sort_values("round")
+        last_ten = run["round"] > run["round"].max() - 10
+        last_sixth = run.uploads > 5 / 6 * run.uploads.max()
+        values = {
+            "final": run.accuracy.iloc[-1],
+            "last10": run.accuracy[last_ten].mean(),
+            "late": run.accuracy[last_sixth].mean(),
+            "uploads": run.uploads.iloc[-1],
+        }
+        for measure, value in values.items():
+            rows.append((*key, measure, value))
+    return pd.DataFrame(rows, columns=[*KEYS, "measure", "value"])
+
+
+def values(term: str, measure: str) -> np.ndarray:
+    """'RUN | FLAG=VALUE .. | METHOD' -> the measure by trial (n,), mean over the settings that fit.
+
+    RUN may be several, joined by '+': blocks of trials that follow one another.
+    """
+    runs, wanted, method = [part.strip() for part in term.split("|")]
+    blocks = [of_one_run(run, wanted.split(), method, measure) for run in runs.split("+")]
+    return np.concatenate(blocks)
+
+
+def of_one_run(run: str, wanted: list[str], method: str, measure: str) -> np.ndarray:
+    rows = trials().loc[[run]]
+    rows = rows[(rows.method == method) & (rows.measure == measure)]
+    fits = [set(wanted) <= set(setting.split()) for setting in rows.setting]
+    if not any(fits):
+        raise KeyError(f"{run} {wanted} {method}: no {measure} in the evidence")
+    return rows[fits].groupby("trial").value.mean().to_numpy()
+
+
+def difference(plus: str, minus: str, measure: str) -> np.ndarray:
+    """Terms joined by ' & ' on either side are added up: the paired difference by trial (n,)."""
+    total = 0
+    for term in plus.split(" & "):
+        total = total + values(term, measure)
+    for term in minus.split(" & "):
+        if term:
+            total = total - values(term, measure)
+    return total
+
+
+@dataclass
+class Interval:
+    """Mean of n paired differences, its 95 % Student interval, two-sided p."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.1f} [{self.low:.1f}, {self.high:.1f}]"
+
+
+def interval(d: np.ndarray) -> Interval:
+    test = stats.ttest_1samp(d, 0)
+    low, high = test.confidence_interval(0.95)
+    return Interval(d.mean(), low, high, test.pvalue, len(d))
+
+
+def holm(p: list[float]) -> np.ndarray:
+    """Holm's adjusted p of a family."""
+    p = np.array(p)
+    order = np.argsort(p)
+    factors = np.arange(len(p), 0, -1)
+    adjusted = np.minimum(1, np.maximum.accumulate(p[order] * factors))
+    result = np.empty(len(p))
+    result[order] = adjusted
+    return result
+
+
+def spread(x: np.ndarray) -> str:
+    """'91.8 +- 2.5': mean and standard deviation over trials."""
+    std = x.std(ddof=1) if len(x) > 1 else math.nan
+    return f"{x.mean():.1f} ± {std:.1f}"

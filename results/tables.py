@@ -1,0 +1,209 @@
+"""python -m results.tables [--check]
+
+Writes the tables of the pages from the evidence (evidence.py): in a page what stands between
+`<!-- KIND: SCRIPT -->` and `<!-- end -->`. --check writes nothing and exits with 1 where a page
+would change.
+
+claims.csv       the papers' claims, and ours (scale 'own'): statement, the paper's number, setting
+comparisons.csv  what decides each: the difference plus - minus of a measure, the claimed sign
+
+The rule. A claim's comparisons are one family, corrected by Holm. It *holds* if each lies off 0 in
+the claimed direction, it *does not hold* if one lies off 0 in the other, else it is *not decided*.
+Not at the paper's setting it is *not tested*, and the difference says what the reduced setting
+shows. A statement of the theory does not hold if one of its checks is violated (theory/).
+"""
+
+import collections
+import json
+import re
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from results.evidence import FOLDER, Interval, difference, holm, interval
+
+REDUCED = "not tested at the paper's setting"
+OUTCOMES = {"holds": "for", "violated": "against", "vacuous": "against", "partly": "open"}
+DIGITS = {"rank_correlation": 3, "silhouette": 3, "spearman": 2}
+DIGITS |= {"log_ratio_first_half": 2, "log_ratio_second_half": 2}
+CLAIMS = pd.read_csv(FOLDER / "claims.csv").fillna("").set_index("claim")
+COMPARISONS = pd.read_csv(FOLDER / "comparisons.csv").fillna("")
+
+
+def family(claim: str) -> pd.DataFrame:
+    """A claim's comparisons, with columns interval and p (after Holm)."""
+    rows = COMPARISONS[COMPARISONS.claim == claim].copy()
+    intervals = []
+    for row in rows.itertuples():
+        intervals.append(interval(difference(row.plus, row.minus, row.measure)))
+    rows["interval"] = intervals
+    rows["p"] = holm([found.p for found in intervals])
+    return rows
+
+
+def label(claim: str) -> str:
+    """The rule above."""
+    if CLAIMS.scale[claim] == "reduced":
+        return REDUCED
+    verdicts = set()
+    if CLAIMS.scale[claim] == "theory":
+        for check in checks(claim):
+            verdicts.add(OUTCOMES[check["printed"]])
+    for row in family(claim).itertuples():
+        verdicts.add(direction(row.interval, row.p, row.sign))
+    if "against" in verdicts:
+        return "does not hold"
+    if verdicts == {"for"}:
+        return "holds"
+    return "not decided"
+
+
+def direction(found: Interval, p: float, sign: str) -> str:
+    if p >= 0.05:
+        return "open"
+    is_above = found.mean > 0
+    return "for" if is_above == (sign == "+") else "against"
+
+
+def checks(claim: str) -> list[dict]:
+    """The lines of theory/figures/check.json that a claim of the theory is about."""
+    lines = json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_text())
+    return [line for line in lines if line["statement"].startswith(CLAIMS.setting[claim])]
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def markdown(head: tuple, rows: list[tuple]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        lines.append("| " + " | ".join(map(str, row)) + " |")
+    return lines
+
+
+def claims(script: str) -> list[str]:
+    """A line for each claim of the paper, with the first of its comparisons."""
+    head = ("claim", "paper", "ours: difference [95 %], trials", "setting", "label")
+    rows = []
+    for claim, about in of_script(script).iterrows():
+        if about.scale == "own":
+            continue
+        found = family(claim)
+        ours = "no paired difference"
+        if len(found):
+            ours = words(found.iloc[0])
+        elif about.scale == "theory":
+            ours = checks(claim)[0]["note"]
+        rows.append((f"{claim} {about.statement}", about.paper, ours, about.setting, label(claim)))
+    return markdown(head, rows)
+
+
+def controls(script: str) -> list[str]:
+    """The same for what we ask and the paper does not."""
+    rows = []
+    for claim, about in of_script(script).iterrows():
+        if about.scale == "own":
+            first = words(family(claim).iloc[0])
+            rows.append((f"{claim} {about.statement}", first, about.setting, label(claim)))
+    return markdown(("our question", "difference [95 %], trials", "setting", "label"), rows)
+
+
+def comparisons(script: str) -> list[str]:
+    """All comparisons of a script's claims."""
+    head = ("claim", "difference", "paper", "ours [95 %]", "p (Holm)", "trials")
+    rows = []
+    for claim in of_script(script).index:
+        for row in family(claim).itertuples():
+            ours = shown(row.interval, row.measure)
+            paper = row.paper if row.paper == "" else f"{row.paper:+.1f}"
+            p = "< .001" if row.p < 0.001 else f"{row.p:.3f}".lstrip("0")
+            rows.append((claim, measured(row), paper, ours, p, row.interval.n))
+    return markdown(head, rows)
+
+
+def of_script(script: str) -> pd.DataFrame:
+    return CLAIMS[CLAIMS.script == script]
+
+
+def words(row) -> str:
+    return f"{measured(row)} {shown(row.interval, row.measure)}, {row.interval.n}"
+
+
+def measured(row) -> str:
+    suffix = {"final": " (final round)", "late": " (last sixth of the uploads)"}
+    return row.what + suffix.get(row.measure, "")
+
+
+def shown(found: Interval, measure: str) -> str:
+    digits = DIGITS.get(measure, 1)
+    return f"{found.mean:+.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def counts(_: str) -> list[str]:
+    """How often each label is given to the papers' claims, the theory's apart."""
+    papers = CLAIMS[CLAIMS.scale != "own"]
+    found = collections.Counter(map(label, papers.index))
+    parts = [f"{number} {name}" for name, number in found.most_common()]
+    return [f"{len(papers)} claims: {', '.join(parts)}."]
+
+
+def statements(_: str) -> list[str]:
+    """theory/figures/check.json: each statement's verdicts and worst ratios bound / measured."""
+    head = ("statement", "printed", "ratio", "corrected", "ratio", "sharp", "")
+    fields = ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio")
+    fields += ("sharp_ratio", "note")
+    rows = []
+    for line in json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_text()):
+        rows.append(tuple(cell(line[field]) for field in fields))
+    return ["", *markdown(head, rows)]
+
+
+def cell(value) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return (value or "").replace("|", "\\|")
+
+
+# ------------------------------------------------------------------------------------------- pages
+
+WRITERS = {
+    "claims": claims,
+    "controls": controls,
+    "comparisons": comparisons,
+    "counts": counts,
+    "statements": statements,
+}
+MARK = re.compile(rf"(<!-- ({'|'.join(WRITERS)})(?:: (\w+))? -->\n)(.*?)(<!-- end -->)", re.S)
+
+
+def write(text: str) -> str:
+    """A page with its tables written anew."""
+
+    def table(match: re.Match) -> str:
+        begin, kind, script, _, end = match.groups()
+        lines = WRITERS[kind](script)
+        return begin + "\n".join(lines) + "\n" + end
+
+    return MARK.sub(table, text)
+
+
+def pages() -> list[Path]:
+    return [*sorted(FOLDER.rglob("*.md")), FOLDER.parent / "theory" / "README.md"]
+
+
+def main(argv: list[str]) -> int:
+    stale = []
+    for path in pages():
+        text = path.read_text()
+        new = write(text)
+        if new != text:
+            stale.append(path)
+            print(path.relative_to(FOLDER.parent))
+        if argv != ["--check"]:
+            path.write_text(new)
+    return 1 if stale and argv == ["--check"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
