@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -196,11 +195,12 @@ def fuzzy_art(
     clusters = np.empty(len(x), dtype=int)
     w = np.empty((4, 2 * d), x.dtype if beta == 1 else np.float64)  # with room for 4 clusters
     norms = np.empty(0)  # |w_j|
+    total = np.uint32 if w.dtype == np.uint8 else np.float64  # numpy's own choice is slower
     for i, row in enumerate(x):
         J = len(norms)
         I_x = np.concatenate([row, one - row])  # complement coding: every |I| is d
         meets = np.minimum(I_x, w[:J])  # I ^ w_j
-        overlaps = meets.sum(1)  # |I ^ w_j|
+        overlaps = meets.sum(1, dtype=total)  # |I ^ w_j|
         C_p = np.flatnonzero(overlaps / (one * d) >= rho - 1e-9)  # Eq. 1; 1e-9: rounded sums
         if len(C_p):
             choice = overlaps[C_p] / (one * alpha + norms[C_p])  # Eq. 2
@@ -376,6 +376,7 @@ def hidden_vectors(model: Model, theta: Tensor, x: Tensor) -> Tensor:
 
 def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
     """tsne*.png: what the first trial's nets saw, in a figure for each setting (Fig. 6)."""
+    import pandas as pd
     import seaborn as sns
     from matplotlib import pyplot
 
@@ -403,8 +404,9 @@ def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
         pyplot.close(grid.figure)
 
 
-def embed(vectors: Tensor, labels: Tensor, clients: list[int]) -> pd.DataFrame:
-    """t-SNE of each client's hidden vectors (3, n, F): x, y, label, client."""
+def embed(vectors: Tensor, labels: Tensor, clients: list[int]):
+    """t-SNE of each client's hidden vectors (3, n, F): a data frame of x, y, label, client."""
+    import pandas as pd
     from sklearn.manifold import TSNE
 
     tables = []

@@ -1,0 +1,309 @@
+"""python -m results.fedac_art.controls --alpha 0.5
+
+Does it matter which samples are in the small clusters, and who is there? All of this is ours. Two
+controls give the weights of FedAC to other samples:
+
+random-groups   as many samples of each client as are in its P1, drawn at random
+random-classes  as many of each client and class: one T for a client puts whole rare classes in P1
+
+--flip gives some samples wrong labels, --features clusters something else than pixels, and --scope
+class gives each class of a client a threshold of its own (then both controls are one). measures.csv
+holds, of each run,
+
+clusters, cluster_size           over all clients, and samples in one of them
+small_by_client, small_by_class  share of the samples in P1 with one T a client, or one a class
+whole_cells                      (client, class) cells that lie wholly in the P1 of this arm
+agreement, chance                samples on the same side of T in two orders of presentation; in
+                                 independent groups of these sizes
+noisy_small, noisy_large         shares of wrong labels in FedAC's P1 and P2
+spearman                         cluster size and loss of the last net, within clients
+silhouette                       of the classes in what Fig. 6 shows
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import common
+import experiment
+import fedac_art as paper
+from data import Data, UsageError, epochs_of_batches
+from experiment import flag
+from nets import Model
+
+ARMS = ("fedac", "base", "random-groups", "random-classes")
+RHO = {"pixels": 0.35, "pooled": 0.4, "encoder": 0.7}  # for clusters of 8 to 20 samples
+
+
+def is_encoder(config) -> bool:
+    return config.features == "encoder"
+
+
+def reads_epochs(config) -> bool:
+    return is_encoder(config) or paper.is_not_solo(config)
+
+
+@dataclass
+class Config(paper.Config):
+    """The flags of fedac_art.py. Its base reads those of the clustering, too: it is measured."""
+
+    epochs: int = flag(5, "E, local epochs", low=1, high=10**5, when=reads_epochs)
+    arm: str = flag(ARMS, "the curriculum, its base, or a control", choices=ARMS)
+    features: str = flag(
+        "pixels", "what is clustered: pixels, 8x8 means, features of a net", choices=tuple(RHO)
+    )
+    warmup: int = flag(
+        5, "rounds of FedAvg that train the encoder", low=1, high=10**5, when=is_encoder
+    )
+    scope: str = flag(
+        "client",
+        "one threshold T for a client, or one for each of its classes",
+        choices=("client", "class"),
+    )
+    flip: float = flag(0.0, "share of wrong training labels", low=0, high=1)
+    rho: float = flag(
+        -1.0, "vigilance (-1: .35 on pixels, .4 on pooled, .6 if grey, .7)", low=-1, high=1
+    )
+    art_alpha: float = flag(0.01, "alpha of Eq. 2", above=0)
+    art_beta: float = flag(1.0, "learning rate of Fuzzy ART", low=0, high=1)
+    quantile: float = flag(0.5, "T is this quantile of the cluster size", low=0, high=1)
+
+    def check(self) -> None:
+        super().check()
+        if self.flip and self.hold_out:
+            raise UsageError("--flip: --hold-out tests on true labels; leave one out")
+        if self.flip and self.per_client:
+            raise UsageError("--flip: --per-client weighs by wrong labels; leave one out")
+
+
+def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
+    """The loop of fedac_art.py, with other groups, and measures in the first and last round."""
+    fl.data, flipped = flip_labels(fl.data, config.flip, fl.streams("flips"))
+    fl.labels = fl.data.y_train.cpu().numpy()  # the partition is that of the true ones
+    clusters = cached_clusters(config, fl, run)
+    P1 = arm_groups(config, fl, clusters[0])
+
+    state = fl.start()
+    for t in run.rounds(state):
+        clients = fl.select(t, config.clients_per_round)
+        batches = paper.draw_batches(config, fl, t, clients)
+        changes = paper.augmentation(config, fl, t, clients, batches)
+        if paper.is_weighted(config):
+            changes["sample_weights"] = paper.weigh_clients(config, fl, clients, batches, P1)
+        update = fl.train(state, t, clients, batches, **changes)
+        state["theta"] = fl.aggregate(state, update)
+
+        columns = {}
+        if t == 0:
+            columns |= measure_clusters(config, fl, clusters, P1, flipped)
+        if t + 1 == config.rounds:
+            state["hidden"] = paper.hidden_of_clients(fl, update)
+            columns["spearman"] = rank_correlation(fl, state, clusters[0])
+            columns["silhouette"] = silhouette(**state["hidden"])
+        run.record(t, state, update, **columns)
+
+
+def flip_labels(data: Data, share: float, rng: np.random.Generator) -> tuple[Data, np.ndarray]:
+    """Data in which this share of the training labels is wrong, and which they are (n,)."""
+    n = len(data.y_train)
+    flipped = np.zeros(n, dtype=bool)
+    flipped[rng.permutation(n)[: round(share * n)]] = True
+    if data.classes == 1:
+        flipped[:] = False
+    shift = rng.integers(1, max(data.classes, 2), n) * flipped
+    y_train = (data.y_train + torch.as_tensor(shift, device=data.y_train.device)) % data.classes
+    noisy = replace(data, y_train=y_train)
+    noisy.normalised = data.normalised  # the largest array, made once
+    return noisy, flipped
+
+
+# --------------------------------------------------------------------------- clusters and groups
+
+
+def cached_clusters(config, fl: common.Federation, run: experiment.Run) -> np.ndarray:
+    """The clusters (2, n) of two orders of presentation, the second only to compare with."""
+    flags = ["epochs", "features", "warmup", "rho", "art_alpha", "art_beta", "flip"]
+
+    def make() -> Tensor:
+        x = features(config, fl, run)
+        rho = vigilance(config, fl.data)
+        orders = [paper.cluster_clients(config, fl, x, rho, i) for i in range(2)]
+        return torch.from_numpy(np.stack(orders))
+
+    return run.cached("clusters", make, *config.flags("dealing"), *flags).cpu().numpy()
+
+
+def vigilance(config: Config, data: Data) -> float:
+    """rho, by default for clusters of 8 to 20 samples; a black background always matches."""
+    if config.rho >= 0:
+        return config.rho
+    is_grey = data.x_train.shape[-1] == 1
+    if is_grey and not is_encoder(config):
+        return 0.6
+    return RHO[config.features]
+
+
+def features(config: Config, fl: common.Federation, run: experiment.Run) -> np.ndarray:
+    """What is clustered, uint8 (n, d): pixels, their means in 8x8 fields, or hidden vectors."""
+    if config.features == "pixels":
+        return paper.pixels(fl.data)
+    if config.features == "pooled":
+        parts = []
+        for part in fl.data.x_train.split(500):
+            image = part.permute(0, 3, 1, 2).float()
+            parts.append(F.adaptive_avg_pool2d(image, 8).round())
+        return torch.cat(parts).to(torch.uint8).flatten(1).cpu().numpy()
+    model, theta = warm_up(config, fl, run)
+    z = paper.hidden_vectors(model, theta, fl.data.images("train", model.dtype))
+    for shard in map(torch.as_tensor, fl.shards):  # from 0 to 255 in each dimension of a client
+        low, high = z[shard].aminmax(dim=0)
+        width = (high - low).clamp(min=1e-12)
+        z[shard] = ((z[shard] - low) / width * 255).round()
+    return z.to(torch.uint8).cpu().numpy()
+
+
+def warm_up(config, fl: common.Federation, run: experiment.Run) -> tuple[Model, Tensor]:
+    """The encoder and its theta (P,): FedAvg with every client, whatever --base is."""
+    plain = replace(config, base="fedavg", projection=False)
+    warm = plain.federation(run.data(), fl.streams)
+    warm.data = fl.data  # with the labels of --flip, as the clients have them
+    state = warm.start()
+    for t in range(config.warmup):
+        batches = []
+        for m, shard in enumerate(warm.shards):
+            rng = fl.streams("warm-up", t, m)
+            batches.append(epochs_of_batches(shard, config.epochs, config.batch_size, rng))
+        update = warm.train(state, t, warm.everyone, batches)
+        state["theta"] = warm.aggregate(state, update)
+    return warm.model, state["theta"]
+
+
+def arm_groups(config: Config, fl: common.Federation, clusters: np.ndarray) -> np.ndarray:
+    """P1 of this arm as a mask over samples (n,)."""
+    P1 = paper.small_clusters(clusters, sharing(fl, config.scope), config.quantile)
+    if config.arm == "random-groups":
+        return draw_groups(P1, sharing(fl, config.scope), fl.streams)
+    if config.arm == "random-classes":
+        return draw_groups(P1, sharing(fl, "class"), fl.streams)
+    return P1
+
+
+def sharing(fl: common.Federation, scope: str) -> list[np.ndarray]:
+    """The samples that share a threshold: those of a client, or of a class of a client."""
+    if scope == "client":
+        return fl.shards
+    groups = []
+    for shard in fl.shards:
+        labels = fl.labels[shard]
+        groups += [shard[labels == c] for c in np.unique(labels)]
+    return groups
+
+
+def draw_groups(P1: np.ndarray, groups: list[np.ndarray], streams: common.Streams) -> np.ndarray:
+    """In each group as many samples, drawn at random, as P1 (n,) has there."""
+    drawn = np.zeros_like(P1)
+    for i, samples in enumerate(groups):
+        drawn[samples] = streams("random groups", i).permutation(P1[samples])
+    return drawn
+
+
+# -------------------------------------------------------------------------------------- measures
+
+
+def measure_clusters(config, fl: common.Federation, clusters, P1, flipped) -> dict[str, float]:
+    """Of two clusterings (2, n), this arm's P1 and the wrong labels (n,)."""
+    groups = sharing(fl, config.scope)
+    cells = sharing(fl, "class")
+    by_client = paper.small_clusters(clusters[0], fl.shards, config.quantile)
+    by_class = paper.small_clusters(clusters[0], cells, config.quantile)
+    first = paper.small_clusters(clusters[0], groups, config.quantile)  # FedAC's P1
+    second = paper.small_clusters(clusters[1], groups, config.quantile)
+
+    dealt = clusters[0] > 0
+    count = clusters[0].max()
+    noisy_small = flipped[first].mean() if first.any() else math.nan
+    return {
+        "clusters": count,
+        "cluster_size": dealt.sum() / count,
+        "small_by_client": by_client[dealt].mean(),
+        "small_by_class": by_class[dealt].mean(),
+        "whole_cells": np.mean([P1[cell].all() for cell in cells]),
+        "agreement": (first == second)[dealt].mean(),
+        "chance": chance_agreement(first, second, groups),
+        "noisy_small": noisy_small,
+        "noisy_large": flipped[dealt & ~first].mean(),
+    }
+
+
+def chance_agreement(first: np.ndarray, second: np.ndarray, groups: list[np.ndarray]) -> float:
+    """How often two masks (n,) would agree if each were drawn at random within every group."""
+    p = np.array([first[samples].mean() for samples in groups])
+    q = np.array([second[samples].mean() for samples in groups])
+    both = p * q
+    neither = (1 - p) * (1 - q)
+    return np.average(both + neither, weights=[len(samples) for samples in groups])
+
+
+def rank_correlation(fl: common.Federation, state: dict, clusters: np.ndarray) -> float:
+    """Spearman's, of cluster size and loss within clients, averaged over samples.
+
+    A client whose clusters are all of one size has none.
+    """
+    import pandas as pd
+
+    sizes = np.bincount(clusters)[clusters]
+    scores = fl.score(fl.received(state, fl.everyone), fl.everyone)
+    total = 0.0
+    samples = 0
+    for shard, (losses, _) in zip(fl.shards, scores, strict=True):
+        rank = pd.Series(sizes[shard]).corr(pd.Series(losses), "spearman")
+        if not math.isnan(rank):
+            total += len(shard) * rank
+            samples += len(shard)
+    return total / samples if samples else math.nan
+
+
+def silhouette(vectors: Tensor, labels: Tensor, clients: list[int]) -> float:
+    """The mean silhouette of the classes in each client's hidden vectors (3, n, F)."""
+    from sklearn.metrics import silhouette_score
+
+    classes = len(labels.unique())
+    if not 1 < classes < len(labels) or not torch.isfinite(vectors).all():
+        return math.nan
+    return np.mean([silhouette_score(z, labels.numpy()) for z in vectors.numpy()])
+
+
+# ------------------------------------------------------------------------------- the command line
+
+
+def plot(df, folder) -> None:
+    """measures.csv, printed as means over trials."""
+    names = list(df.loc[:, "clusters":"noisy_large"])
+    names += ["spearman", "silhouette"]
+    runs = df.groupby(["setting", "method", "trial"], sort=False)[names]
+    table = runs.last()  # each has one value in a run
+    table.to_csv(folder / "measures.csv")
+    means = table.groupby(["setting", "method"], sort=False).mean()
+    for setting, of_setting in means.groupby("setting", sort=False):
+        of_arms = of_setting.droplevel("setting").T
+        print(f"\n{setting}\n{of_arms.to_string(float_format='%.3f')}")
+
+
+FEATURES = "--features pixels encoder --flip 0 0.2"
+PRESETS = paper.PRESETS | {  # the paper's with both controls beside FedAC and its base
+    "d4": f"{paper.CIFAR10} --arm base --rounds 10 {FEATURES}  # who is in the small clusters",
+}
+
+
+def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
+    hooks = {"federate": federate, "plot": plot, "draw": paper.draw}
+    experiment.main(Config, PRESETS, __doc__, argv, compare=("arm",), **hooks)
+
+
+if __name__ == "__main__":
+    main()
