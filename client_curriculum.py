@@ -23,7 +23,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import torch
 
 import common
@@ -35,16 +34,12 @@ ORDERS = ("curriculum", "anti", "random", "vanilla")
 PACINGS = ("linear", "quadratic", "root", "step", "exponential")
 
 
-def ranks_clients(config) -> bool:
-    return config.client_order in ("curriculum", "anti")
-
-
-def ranks_samples(config) -> bool:
-    return config.data_order in ("curriculum", "anti")
+def is_ranked(order: str) -> bool:
+    return order in ("curriculum", "anti")
 
 
 def asks_score(config) -> bool:
-    return ranks_clients(config) or ranks_samples(config)
+    return is_ranked(config.client_order) or is_ranked(config.data_order)
 
 
 def paces_clients(config) -> bool:
@@ -116,6 +111,10 @@ class Config(experiment.Config):
     lr_alpha: float = flag(0.0, "of eta_i = eta (1 + alpha i)^-p", low=0, when=has_falling_lr)
     lr_power: float = flag(0.75, "p of eta_i", low=0, when=has_falling_lr)
 
+    def reads_rounds(self) -> bool:
+        """Whether a round depends on how many there are."""
+        return paces_clients(self)
+
 
 def name(config: Config) -> str:
     """client+data, client, data, vanilla; of other orders client-anti, data-random, .."""
@@ -136,17 +135,18 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     K = config.clients_per_round
     state = fl.start() | {"pool": 0, "queue": []}  # the pool's size, and who of it still waits
     for t in run.rounds(state):
-        refills = len(state["queue"]) < K
-        if refills:
-            L = score_clients(config, fl, state, expert_losses)  # Eq. 1
+        is_used_up = len(state["queue"]) < K
+        if is_used_up:
+            losses = score(config, config.client_order, fl, state, fl.everyone, expert_losses)
+            L = np.array([of_client.mean() for of_client in losses])  # Eq. 1
             state["pool"] = pool_size(config, u=t * K)  # g(u) after u client updates
             state["queue"] = fill_queue(config, fl, state, t, L)
         clients = np.sort(state["queue"][:K])  # a mini-batch of clients
         state["queue"] = state["queue"][K:]
 
-        difficulties = score_samples(config, fl, state, clients, expert_losses)
+        losses = score(config, config.data_order, fl, state, clients, expert_losses)
         batches = []
-        for m, difficulty in zip(clients, difficulties, strict=True):
+        for m, difficulty in zip(clients, losses, strict=True):
             batches.append(draw_batches(config, fl, t, m, difficulty))  # Algorithm 1
         eta = falling_lr(config, steps=max(map(len, batches)))
         update = fl.train(state, t, clients, batches, lr=eta)
@@ -155,7 +155,8 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
         columns = {"pool": state["pool"], "expert_loss": means[clients].mean()}
         columns |= {"inside": stds.mean(), "between": means.std()}  # Section 4.1
-        columns |= cost_with_scoring(config, fl, update, t, refills)
+        nets, numbers = count_scoring(config, fl, t, is_used_up)
+        columns |= {"scorers": nets} | add_scoring(fl, update, nets, numbers)
         run.record(t, state, update, **columns)
 
 
@@ -215,16 +216,13 @@ def measure_difficulty(shards, losses: np.ndarray) -> tuple[np.ndarray, np.ndarr
 # --------------------------------------------------------------------------- the client curriculum
 
 
-def score_clients(config, fl: common.Federation, state: dict, expert_losses) -> np.ndarray:
-    """Each client's mean loss L_m (M,) (Eq. 1); where none is asked for, all are equal."""
-    if not ranks_clients(config):
-        return np.zeros(config.clients)
-    losses = score(config, fl, state, fl.everyone, expert_losses)
-    return np.array([of_client.mean() for of_client in losses])
+def score(config, order: str, fl: common.Federation, state: dict, clients, expert_losses) -> list:
+    """The losses (N,) of each client's samples, under the expert or the net that it receives.
 
-
-def score(config, fl: common.Federation, state: dict, clients, expert_losses) -> list[np.ndarray]:
-    """The losses (N,) of each client's samples, under the expert or the net that it receives."""
+    Where the order asks for none, all samples are equally difficult.
+    """
+    if not is_ranked(order):
+        return [np.zeros(fl.sizes[m]) for m in clients]
     if config.score == "E":
         return [expert_losses[fl.shards[m]] for m in clients]
     theta = fl.received(state, clients)
@@ -266,39 +264,37 @@ def sort_clients(difficulty: np.ndarray, rng: np.random.Generator) -> np.ndarray
     return shuffled[np.argsort(difficulty[shuffled], kind="stable")]
 
 
-def cost_with_scoring(config, fl: common.Federation, update, t: int, refills: bool) -> dict:
-    """The round's megabytes, and `scorers`: how many clients received a net only to score it.
+def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tuple[int, int]:
+    """How many nets clients receive in round t only to score them, and numbers they send back.
 
-    Under G all clients score theta and send a number whenever they are ranked (under base solo
-    each has its net). The expert is sent once, and its scores never change.
+    Under G all score theta whenever they are ranked (under base solo each has its net). The expert
+    is sent once, and its scores never change.
     """
-    scorers = 0
+    nets = 0
     numbers = 0
-    if config.score == "E" and t == 0:
-        scorers = config.clients * asks_score(config)
-        numbers = config.clients * ranks_clients(config)
-    elif config.score == "G" and ranks_clients(config) and refills:
+    ranks_clients = is_ranked(config.client_order)
+    if config.score == "E":
+        if t == 0 and asks_score(config):
+            nets = config.clients
+        if t == 0 and ranks_clients:
+            numbers = config.clients
+    elif ranks_clients and is_used_up:
         numbers = config.clients
-        scorers = config.clients if fl.base.vectors else 0
-    return {"scorers": scorers} | add_scoring(fl, update, scorers, numbers)
+        if fl.base.vectors > 0:
+            nets = config.clients
+    return nets, numbers
 
 
 def add_scoring(fl: common.Federation, update, nets: int, numbers: int) -> dict:
     """A round's megabytes where so many nets are received and numbers sent beside training."""
     cost = fl.cost(update)
     number = fl.model.dtype.itemsize / 1e6
-    received = cost["received_mb"] + nets * fl.model.size * number
-    return {"received_mb": received, "sent_mb": cost["sent_mb"] + numbers * number}
+    cost["received_mb"] += nets * fl.model.size * number
+    cost["sent_mb"] += numbers * number
+    return cost
 
 
 # ----------------------------------------------------------------------------- the data curriculum
-
-
-def score_samples(config, fl: common.Federation, state: dict, clients, expert_losses) -> list:
-    """Each client's difficulties (N,), small = easy; where none is asked for, all are equal."""
-    if not ranks_samples(config):
-        return [np.zeros(fl.sizes[m]) for m in clients]
-    return score(config, fl, state, clients, expert_losses)
 
 
 def draw_batches(config, fl: common.Federation, t: int, m: int, difficulty) -> np.ndarray:
@@ -395,7 +391,7 @@ def falling_lr(config: Config, steps: int) -> np.ndarray:
 # -------------------------------------------------------------------------------- the command line
 
 
-def plot(df: pd.DataFrame, folder) -> None:
+def plot(df, folder) -> None:
     """Prints the gains over vanilla (A_o) and the consistency (consistency.csv), Section 4.1.
 
     difficulty.png: the expert's loss of each round's clients.

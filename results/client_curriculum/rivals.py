@@ -1,0 +1,245 @@
+"""python -m results.client_curriculum.rivals --client-order curriculum random coverage hics
+
+Which clients take part, at equal uploads? Ours, not the paper's: other orders of clients beside the
+client curriculum, on the same partition.
+
+power-of-choice  in every round the K of largest mean loss, of --candidates drawn by size
+                 (Cho et al., 2022)
+entropy          the most even labels first: an oracle, for no server sees labels
+hics             the same, estimated from the output layer's bias after a client's first turn
+                 (HiCS-FL, Chen and Vikalo, 2024, without its clusters)
+coverage         the least trained first
+
+All but power-of-choice make pools, paced as in the client curriculum: they differ in the key alone.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import client_curriculum as paper
+import common
+import experiment
+from data import UsageError
+from experiment import flag
+
+POOLED = ("entropy", "hics", "coverage")
+RIVALS = ("power-of-choice", *POOLED)
+
+
+def is_choice(config) -> bool:
+    return config.client_order == "power-of-choice"
+
+
+def is_estimated(config) -> bool:
+    return config.client_order == "hics"
+
+
+def has_pool(config) -> bool:
+    return paper.paces_clients(config) and not is_choice(config)
+
+
+def is_paced(config) -> bool:
+    return has_pool(config) or paper.paces_samples(config)
+
+
+def asks_score(config) -> bool:
+    return is_choice(config) or paper.asks_score(config)
+
+
+@dataclass
+class Config(paper.Config):
+    """The flags of client_curriculum.py, with client orders more."""
+
+    client_order: str = flag(
+        ("curriculum", "anti", "random", *RIVALS),
+        "an order of the paper, or a rival",
+        choices=paper.ORDERS + RIVALS,
+    )
+    data_order: str = flag("vanilla", "of a client's samples", choices=paper.ORDERS)
+    score: str = flag(
+        "G", "loss of the global net or an expert", choices=("G", "E"), when=asks_score
+    )
+    pacing: str = flag("linear", "shape of both pacings", choices=paper.PACINGS, when=is_paced)
+    client_a: float = flag(
+        0.8, "share of the updates until all clients are in", low=0, high=1e6, when=has_pool
+    )
+    client_b: float = flag(0.2, "share of the clients at first", low=0, high=1, when=has_pool)
+    candidates: int = flag(
+        8, "d: so many compare their losses (at least a round's)", low=1, high=10**6, when=is_choice
+    )
+    temperature: float = flag(
+        0.5,
+        "T, for each unit of a client's distance under a unit gradient",
+        above=0,
+        when=is_estimated,
+    )
+
+    def federation(self, data, streams) -> common.Federation:
+        fl = super().federation(data, streams)
+        last = fl.model.shapes[fl.model.parameters[-1]]
+        if is_estimated(self) and tuple(last) != (data.classes,):
+            raise UsageError(
+                f"--client-order hics: --model {self.model} does not end with the bias of its "
+                "output layer"
+            )
+        return fl
+
+
+def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
+    """The loop of client_curriculum.py, with other keys by which clients are ranked."""
+    expert_losses = paper.score_by_expert(config, fl, run)
+    before = paper.measure_difficulty(fl.shards, expert_losses)
+    fl.shards = paper.deal_by_difficulty(config, fl, expert_losses)
+    means, stds = paper.measure_difficulty(fl.shards, expert_losses)
+    K = config.clients_per_round
+    state = fl.start() | {"pool": config.clients, "queue": []}
+    state["difficulty"] = torch.tensor(np.array([before, (means, stds)]))  # for clients.png
+    state["turns"] = [0] * config.clients
+    state["entropies"] = [math.inf] * config.clients  # of labels, estimated after the first turn
+    for t in run.rounds(state):
+        is_used_up = len(state["queue"]) < K
+        if is_choice(config):
+            clients = choose_by_loss(config, fl, state, t, expert_losses)
+        else:
+            if is_used_up:
+                key = rank_clients(config, fl, state, expert_losses)
+                state["pool"] = paper.pool_size(config, u=t * K)
+                state["queue"] = paper.fill_queue(config, fl, state, t, key)
+            clients = np.sort(state["queue"][:K])
+            state["queue"] = state["queue"][K:]
+
+        losses = paper.score(config, config.data_order, fl, state, clients, expert_losses)
+        batches = []
+        for m, difficulty in zip(clients, losses, strict=True):
+            batches.append(paper.draw_batches(config, fl, t, m, difficulty))
+        eta = paper.falling_lr(config, steps=max(map(len, batches)))
+        update = fl.train(state, t, clients, batches, lr=eta)
+        count_turns(config, fl, state, update)
+        p = fl.proportions(clients)
+        state["theta"] = fl.aggregate(state, update, p)
+
+        columns = {"pool": state["pool"], "expert_loss": means[clients].mean()}
+        columns |= {"inside": stds.mean(), "between": means.std()}
+        nets, numbers = count_scoring(config, fl, t, is_used_up)
+        columns |= {"scorers": nets} | paper.add_scoring(fl, update, nets, numbers)
+        run.record(t, state, update, **columns)
+
+
+def choose_by_loss(config, fl: common.Federation, state: dict, t: int, expert_losses) -> np.ndarray:
+    """Power-of-choice: of d clients drawn by size the K of largest loss."""
+    drawn = fl.streams("candidates", t).choice(
+        config.clients, count_candidates(config), replace=False, p=fl.sizes / fl.sizes.sum()
+    )
+    losses = paper.score(config, "anti", fl, state, drawn, expert_losses)
+    gains = np.array([-of_client.mean() for of_client in losses])
+    worst_first = paper.sort_clients(gains, fl.streams("client ties", t))
+    return np.sort(drawn[worst_first[: config.clients_per_round]])
+
+
+def count_candidates(config) -> int:
+    """d"""
+    return min(max(config.candidates, config.clients_per_round), config.clients)
+
+
+def rank_clients(config, fl: common.Federation, state: dict, expert_losses) -> np.ndarray:
+    """Each client's key (M,), small: first."""
+    match config.client_order:
+        case "entropy":
+            return -label_entropies(fl)
+        case "hics":
+            return -np.array(state["entropies"])  # who has had no turn comes first
+        case "coverage":
+            waits = np.isin(fl.everyone, state["queue"])  # then its turn comes before the pool's
+            return np.array(state["turns"]) + waits
+    losses = paper.score(config, config.client_order, fl, state, fl.everyone, expert_losses)
+    return np.array([of_client.mean() for of_client in losses])
+
+
+def label_entropies(fl: common.Federation) -> np.ndarray:
+    """Entropy of each client's labels (M,), in nats."""
+    shares = torch.from_numpy(fl.count_labels() / fl.sizes[:, None])
+    return torch.special.entr(shares).sum(1).numpy()
+
+
+def count_turns(config, fl: common.Federation, state: dict, update: common.Update) -> None:
+    """Notes who was trained; for hics, what a first turn tells. Later ones tell less, as there."""
+    entropies = [math.nan] * len(update.clients)
+    if is_estimated(config):
+        b_0 = output_bias(fl, fl.received(state, update.clients))
+        b = output_bias(fl, update.thetas)
+        entropies = estimate_entropies(b - b_0, update.length, config.temperature)
+    for m, entropy in zip(update.clients.tolist(), entropies, strict=True):
+        if is_estimated(config) and state["turns"][m] == 0:
+            state["entropies"][m] = float(entropy)
+        state["turns"][m] += 1
+
+
+def output_bias(fl: common.Federation, thetas: torch.Tensor) -> torch.Tensor:
+    """The last C trainable weights of each net, (C,) or (K, C)."""
+    last = fl.model.trainable
+    return thetas[..., last - fl.data.classes : last].double().cpu()
+
+
+def estimate_entropies(delta_b: torch.Tensor, length, temperature: float) -> torch.Tensor:
+    """H(softmax(Delta b / T)) (K,) from Delta b (K, C): frequent labels pull their biases up.
+
+    T is `temperature` times the length of the client's way under a unit gradient: so neither the
+    learning rate nor the number of steps counts.
+    """
+    T = temperature * torch.as_tensor(length)[:, None]
+    p = torch.softmax(delta_b / T, 1)
+    return torch.special.entr(p).sum(1)
+
+
+def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tuple[int, int]:
+    """As in client_curriculum.py; the labels' entropies are sent once."""
+    nets, numbers = paper.count_scoring(config, fl, t, is_used_up)
+    if config.client_order == "entropy" and t == 0:
+        numbers = config.clients
+    if is_choice(config) and config.score == "E" and t == 0:
+        nets = config.clients
+        numbers = config.clients
+    if is_choice(config) and config.score == "G":
+        numbers = count_candidates(config)
+        if fl.base.vectors > 0:
+            nets = numbers
+    return nets, numbers
+
+
+def draw(settings: dict, folder) -> None:
+    """clients.png: each client's difficulty, mean +- std, before and after Algorithm 2.
+
+    Of the first setting's first trial.
+    """
+    from matplotlib import pyplot
+
+    run = next(iter(settings.values()))[0]
+    tables = run.load()["state"]["difficulty"].cpu().numpy()
+    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.6), sharey=True, layout="constrained")
+    for axis, when, (means, stds) in zip(axes, ("before", "after"), tables, strict=True):
+        down = np.minimum(stds, means)  # a loss is never negative
+        axis.errorbar(np.arange(len(means)), means, [down, stds], fmt="o")
+        consistency = f"std {stds.mean():.2f} inside, {means.std():.2f} between"
+        axis.set_title(f"{when} Algorithm 2\n{consistency}")
+        axis.set_xlabel("client")
+    axes[0].set_ylabel("expert's loss (nats), mean +- std")
+    figure.savefig(folder / "clients.png", dpi=150)
+    pyplot.close(figure)
+
+
+PRESETS = {
+    "rivals": f"{paper.CLIENTS} --client-order curriculum anti random {' '.join(RIVALS)}",
+}
+
+
+def main(argv=None) -> None:
+    hooks = {"federate": federate, "name": paper.name, "plot": paper.plot, "draw": draw}
+    orders = ("client_order", "data_order")
+    experiment.main(Config, PRESETS, __doc__, argv, compare=orders, **hooks)
+
+
+if __name__ == "__main__":
+    main()
