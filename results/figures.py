@@ -5,6 +5,7 @@ and 95 % interval, in points of accuracy, beside what the paper prints.
 """
 
 import matplotlib
+import numpy as np
 
 from results import tables
 from results.evidence import FOLDER
@@ -48,9 +49,11 @@ def limits(panels: list) -> tuple[float, float]:
     means = [0.0]
     for rows in panels:
         for _, found, paper in rows:
-            means += [found.mean, paper or 0]
-    margin = 0.25 * (max(means) - min(means))
-    return min(means) - margin, max(means) + margin
+            means += [found.mean, paper]
+    low = np.nanmin(means)
+    high = np.nanmax(means)
+    margin = (high - low) / 4
+    return low - margin, high + margin
 
 
 def rows_of(claims) -> list:
@@ -61,7 +64,8 @@ def rows_of(claims) -> list:
         for row in tables.family(claim).itertuples():
             if row.measure in ACCURACY:
                 name = f"{claim}  {row.what} ({setting}, n = {row.interval.n})"
-                rows.append((name, row.interval, row.paper))
+                paper = float(row.paper or "nan")
+                rows.append((name, row.interval, paper))
     return rows
 
 
@@ -70,8 +74,7 @@ def draw_panel(axis, rows: list, title: str) -> None:
     for height, (_, found, paper) in enumerate(rows):
         axis.plot([found.low, found.high], [height, height], color="C0", linewidth=2)
         axis.plot(found.mean, height, "o", color="C0")
-        if paper != "":
-            axis.plot(paper, height, "D", color="C3", markersize=5)
+        axis.plot(paper, height, "D", color="C3", markersize=5)
     axis.plot([], [], "o-", color="C0", label="ours")
     axis.plot([], [], "D", color="C3", markersize=5, label="the paper's number")
     axis.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=8)

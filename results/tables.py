@@ -27,8 +27,9 @@ REDUCED = "not tested at the paper's setting"
 OUTCOMES = {"holds": "for", "violated": "against", "vacuous": "against", "partly": "open"}
 DIGITS = {"rank_correlation": 3, "silhouette": 3, "spearman": 2}
 DIGITS |= {"log_ratio_first_half": 2, "log_ratio_second_half": 2}
-CLAIMS = pd.read_csv(FOLDER / "claims.csv").fillna("").set_index("claim")
-COMPARISONS = pd.read_csv(FOLDER / "comparisons.csv").fillna("")
+TEXT = {"dtype": str, "keep_default_na": False}
+CLAIMS = pd.read_csv(FOLDER / "claims.csv", **TEXT).set_index("claim")
+COMPARISONS = pd.read_csv(FOLDER / "comparisons.csv", **TEXT)
 
 
 def family(claim: str) -> pd.DataFrame:
@@ -116,7 +117,7 @@ def comparisons(script: str) -> list[str]:
     for claim in of_script(script).index:
         for row in family(claim).itertuples():
             ours = shown(row.interval, row.measure)
-            paper = row.paper if row.paper == "" else f"{row.paper:+.1f}"
+            paper = f"{float(row.paper):+.1f}" if row.paper else ""
             p = "< .001" if row.p < 0.001 else f"{row.p:.3f}".lstrip("0")
             rows.append((claim, measured(row), paper, ours, p, row.interval.n))
     return markdown(head, rows)
