@@ -1,0 +1,899 @@
+"""training.py against loops over ordinary torch nets, autograd, closed forms and brute force."""
+
+import contextlib
+import dataclasses
+import math
+
+import numpy as np
+import ordinary
+import pytest
+import torch
+import torch.nn.functional as F
+from ordinary import fill, normalise, perturb
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import training
+from data import Data, epochs_of_batches, load_data
+from nets import Linear, Model, Net, build_model
+from training import Local, train, train_one_client
+
+DOUBLE = torch.float64
+DECAYING = 0.05 * (1 + 0.3 * np.arange(9)) ** -0.75
+RAGGED = (7, 3, 10, 1, 6)
+
+
+def lenet_on(data: Data) -> Model:
+    return build_model("lenet5", data, dtype=DOUBLE)
+
+
+def train_all(model, theta_0, data, batches, local, chunk=0):
+    """`train` of clients 0, 1, .."""
+    return train(model, theta_0, data, np.arange(len(batches)), batches, local, chunk)
+
+
+# ------------------------------------------------------- beside a loop over ordinary torch nets
+
+
+def train_ordinary(net, data, theta_0, batches, local, term=None):
+    """A client by torch's own layers: (theta (P,), losses, squared norms of the gradients).
+
+    local  of one client; of it lr, momentum, weight_decay, proximal, correction, sample_weights
+    term   (net, x (n, C, H, W), step) -> a number that is added to the loss
+    """
+    d = sum(parameter.numel() for parameter in net.parameters())
+    w = theta_0[:d].clone()
+    w_0 = theta_0[:d]
+    statistics = theta_0[d:]
+    etas = np.broadcast_to(local.lr, len(batches)) if np.isscalar(local.lr) else local.lr
+    v = 0
+    losses = []
+    squares = []
+    for step, batch in enumerate(batches):
+        samples = batch[batch >= 0]
+        fill(net, torch.cat([w, statistics])).train()
+        x = normalise(data, data.x_train[samples])
+        entropies = F.cross_entropy(net(x), data.y_train[samples], reduction="none")
+        if local.sample_weights is not None:
+            weights = local.sample_weights[0][step][: len(samples)]
+            entropies = torch.from_numpy(weights) * entropies
+        loss = entropies.sum() / len(samples)
+        if term is not None:
+            loss = loss + term(net, x, step)
+        statistics = ordinary.flatten(net)[d:]
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        g = torch.cat([gradient.flatten() for gradient in gradients])
+        losses.append(loss.item())
+        squares.append(g.square().sum().item())
+        g = g + local.proximal * (w - w_0) + local.weight_decay * w
+        if local.correction is not None:
+            g = g + local.correction[0]
+        v = local.momentum * v + g
+        w = w - etas[step] * v
+    return torch.cat([w, statistics]), losses, squares
+
+
+def agree_with_ordinary(update, net, data, theta_0, batches, local, term=None):
+    """Every client's update is what torch's own layers make of it."""
+    for k, rows in enumerate(batches):
+
+        def term_of_client(net, x, step, k=k):
+            return term(net, x, k, step)
+
+        of_client = term_of_client if term else None
+        theta, losses, squares = train_ordinary(
+            net, data, theta_0[k], rows, local.of([k]), of_client
+        )
+        assert (theta - theta_0[k]).abs().max() > 1e-3  # the client moved
+        assert (update.thetas[k] - theta).abs().max() < 1e-10
+        assert update.train_loss[k] == pytest.approx(np.mean(losses), rel=1e-10)
+        assert update.grad_sq[k] == pytest.approx(np.mean(squares), rel=1e-10)
+        assert update.steps[k] == len(rows)
+        assert update.samples[k] == (rows >= 0).sum()
+
+
+def agree_with_loop(update, model, data, theta_0, batches, local):
+    """Every client's update is what `train_one_client` makes of it."""
+    for k, rows in enumerate(batches):
+        theta = train_one_client(model, theta_0[k], data, rows, local.of([k]))
+        assert (update.thetas[k] - theta).abs().max() < 1e-10
+
+
+OPTIONS = {
+    "plain": Local(0.05),
+    "momentum": Local(0.05, momentum=0.9, weight_decay=5e-3),
+    "schedule": Local(DECAYING),
+    "proximal": Local(DECAYING, proximal=0.3, momentum=0.5),
+    "correction": Local(DECAYING),
+    "weights": Local(0.05, momentum=0.9),
+    "all": Local(DECAYING, momentum=0.8, weight_decay=0.01, proximal=0.2),
+}
+
+
+def make_local(option: str, model: Model, batches) -> Local:
+    """An option of training, with what differs between the clients."""
+    rng = np.random.default_rng(2)
+    local = OPTIONS[option]
+    if option in ("correction", "all"):
+        noise = rng.normal(size=(len(batches), model.trainable))
+        local = dataclasses.replace(local, correction=torch.from_numpy(0.05 * noise))
+    if option in ("weights", "all"):
+        weights = [rng.uniform(0, 3, rows.shape) for rows in batches]
+        local = dataclasses.replace(local, sample_weights=weights)
+    return local
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "option", "sizes", "batch_size", "chunk"),
+    [
+        *(("lenet5", "batch", option, RAGGED, 3, 0) for option in OPTIONS),
+        ("lenet5", "batch", "all", RAGGED, 3, 1),
+        ("lenet5", "batch", "all", RAGGED, 3, 2),
+        ("simplecnn", "batch", "all", RAGGED, 3, 3),
+        ("fedgen-cnn", "batch", "plain", RAGGED, 3, 0),
+        ("fedgen-cnn", "batch", "all", RAGGED, 3, 2),
+        ("fedgen-cnn", "batch", "momentum", (8, 8, 8), 4, 0),
+        ("fedgen-cnn", "batch", "momentum", (6, 6), 4, 0),
+        ("fedgen-cnn", "batch", "momentum", (5,), 4, 0),
+        ("fedgen-cnn", "group", "all", RAGGED, 3, 0),
+        ("alexnet", "batch", "momentum", (3, 4), 2, 1),
+        ("alexnet", "batch", "momentum", (3, 4), 2, 2),
+        ("resnet9", "batch", "momentum", (3, 4), 2, 1),
+        ("resnet9", "batch", "momentum", (3, 4), 2, 2),
+        ("vgg11", "batch", "momentum", (3, 2), 2, 2),
+        ("resnet18", "batch", "momentum", (3, 2), 2, 2),
+        ("lstm", "batch", "all", (5, 3), 2, 0),
+    ],
+)
+def test_the_stack_equals_both_loops(name, norm, option, sizes, batch_size, chunk):
+    """`train_one_client`, and torch's own layers: unequal numbers of steps, short batches.
+
+    All nets, stacked and one by one; padding must enter no batch statistics.
+    """
+    data, model, make_net = ordinary.prepare(name, norm)
+    batches = ordinary.draw_schedules(data, sizes, batch_size)
+    theta_0 = perturb(model.init(1), len(sizes))
+    before = theta_0.clone()
+    local = make_local(option, model, batches)
+    update = train_all(model, theta_0, data, batches, local, chunk)
+    assert torch.equal(theta_0, before)  # the caller's weights are not trained in place
+    agree_with_ordinary(update, make_net(), data, theta_0, batches, local)
+    agree_with_loop(update, model, data, theta_0, batches, local)
+
+
+def pull_to_frozen(out):
+    """A penalty that reads all that a loss may read."""
+    with torch.no_grad():
+        target = out.frozen["old"].features(out.inputs)
+    distance = (out.features - target).square().sum(2)
+    decay = 0.01 * out.net.head.weight.square().sum((1, 2))
+    strength = out.extra["strength"] * out.extra["pull"]
+    return decay + strength * (out.share * distance).sum(1)
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+@pytest.mark.parametrize("name", ["lenet5", "fedgen-cnn"])
+def test_the_stack_equals_the_reference_loop_in_every_field_at_once(name, chunk):
+    """Loss, penalty, frozen nets, extras, augmentation, weights, correction, schedules."""
+    data, model, _ = ordinary.prepare(name)
+    batches = ordinary.draw_schedules(data, RAGGED, 3)
+    rng = np.random.default_rng(4)
+    K = len(batches)
+
+    def smoothed(out):
+        return training.cross_entropy(out) - 0.1 * (out.weight * out.logits.mean(2)).sum(1)
+
+    def augment(images, extra):
+        return images * extra["pull"][:, None, None, None, None]
+
+    local = dataclasses.replace(
+        make_local("all", model, batches),
+        loss=smoothed,
+        penalty=pull_to_frozen,
+        frozen={"old": perturb(model.init(7), K, seed=3)},
+        per_client={"strength": torch.linspace(0, 1, K, dtype=DOUBLE)},
+        per_step={"pull": [rng.uniform(0.5, 1.5, len(rows)) for rows in batches]},
+        augment=augment,
+    )
+    theta_0 = perturb(model.init(1), K)
+    update = train_all(model, theta_0, data, batches, local, chunk)
+    assert (update.thetas - theta_0).abs().amax(1).min() > 1e-3
+    agree_with_loop(update, model, data, theta_0, batches, local)
+
+
+@pytest.mark.parametrize("field", ["loss", "penalty", "augment", "sample_weights", "correction"])
+def test_each_field_changes_what_is_learnt(field):
+    """So that the comparisons with the reference loop are none of two that both leave it out."""
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    values = {
+        "loss": lambda out: 2 * training.cross_entropy(out),
+        "penalty": lambda out: out.features.sum((1, 2)),
+        "augment": lambda images, extra: -images,
+        "sample_weights": [np.full((2, 3), 2.0)],
+        "correction": torch.ones(1, model.trainable, dtype=DOUBLE),
+    }
+    batches = np.arange(6).reshape(2, 3)
+    theta = model.init(0)
+    plain = train_one_client(model, theta, data, batches, Local(0.05))
+    changed = train_one_client(model, theta, data, batches, Local(0.05, **{field: values[field]}))
+    assert (plain - changed).abs().max() > 1e-4
+
+
+# --------------------------------------------------------------------------- somebody's own nets
+
+MOBILE = """
+from torchvision.models import mobilenet_v2
+class Net(mobilenet_v2().__class__):
+    def __init__(self, channels, side, classes):
+        super().__init__(classes, width_mult=0.25, dropout=0.0)
+"""
+TRANSFORMER = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, channels, side, classes):
+        super().__init__()
+        self.cut = nn.Conv2d(channels, 8, 4, 4)
+        self.register_buffer("order", torch.arange((side // 4) ** 2).flip(0))
+        self.register_buffer("places", torch.randn((side // 4) ** 2, 8), persistent=False)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 1)
+        self.out = nn.Linear(8, classes)
+    def forward(self, x):
+        tokens = self.cut(x).flatten(2).transpose(1, 2)[:, self.order] + self.places
+        return self.out(self.blocks(tokens).mean(1))
+"""
+FROZEN_LAYER = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, channels, side, classes):
+        super().__init__(nn.Flatten(), nn.Linear(256, 5), nn.Tanh(), nn.Linear(5, classes))
+        self[1].requires_grad_(False)
+"""
+
+
+def write_net(tmp_path, text: str) -> tuple:
+    """The net's name for --model, and its class as anyone would import it."""
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    names = {}
+    exec(text, names)
+    return f"{path}:Net", names["Net"]
+
+
+@pytest.mark.parametrize("text", [MOBILE, TRANSFORMER])
+def test_own_nets_train_as_ordinary_ones(text, tmp_path):
+    """Batch norms; whole and non-persistent buffers; eval mode when tested."""
+    data = ordinary.random_images(32, 3)
+    name, net_class = write_net(tmp_path, text)
+    model = build_model(name, data, dtype=DOUBLE)
+    batches = ordinary.draw_schedules(data, (16, 8), 8)
+    theta_0 = perturb(model.init(0), 2)
+    local = make_local("all", model, batches)
+    local = dataclasses.replace(local, lr=0.005, correction=None)  # batch norms of 8 are steep
+    update = train_all(model, theta_0, data, batches, local)
+    net = net_class(3, 32, 4)
+    agree_with_ordinary(update, net, data, theta_0, batches, local)
+    agree_with_loop(update, model, data, theta_0, batches, local)
+
+
+def test_what_an_own_net_has_frozen_stays(tmp_path):
+    """A frozen layer before a trained one, by torch's own SGD over what wants a gradient."""
+    data = ordinary.random_images()
+    name, net_class = write_net(tmp_path, FROZEN_LAYER)
+    model = build_model(name, data, dtype=DOUBLE)
+    net = net_class(1, 16, 4).double()
+    theta_0 = model.init(0)
+    assert model.trainable == 5 * 4 + 4
+    assert model.size == model.trainable + 257 * 5
+    tensors = [net[3].weight, net[3].bias, net[1].weight, net[1].bias]
+    sizes = [tensor.numel() for tensor in tensors]
+    for tensor, values in zip(tensors, theta_0.split(sizes), strict=True):
+        tensor.data.copy_(values.view(tensor.shape))
+    batches = np.arange(12).reshape(4, 3)
+    sgd = torch.optim.SGD(tensors[:2], lr=0.1, momentum=0.5, weight_decay=0.1)
+    for batch in batches:
+        sgd.zero_grad()
+        logits = net(normalise(data, data.x_train)[batch])
+        F.cross_entropy(logits, data.y_train[batch]).backward()
+        sgd.step()
+    local = Local(0.1, momentum=0.5, weight_decay=0.1)
+    [theta] = train_all(model, theta_0, data, [batches], local).thetas
+    expected = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    assert torch.allclose(theta, expected, rtol=0, atol=1e-12)
+    assert not torch.equal(expected, theta_0)
+    assert torch.equal(theta[model.trainable :], theta_0[model.trainable :])
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg11", "lstm"])
+def test_dropout_follows_each_clients_seed(name):
+    """As in an ordinary net seeded alike; one client at a time, as a stack shares a seed."""
+    pair = ordinary.ZOO[name]
+    data = pair.data()
+    model = build_model(name, data, dtype=DOUBLE, width=pair.width)
+    batches = ordinary.draw_schedules(data, (4, 3), 2)
+    theta_0 = perturb(model.init(0), 2)
+    local = Local(0.05, seeds=[5, 6])
+    update = train_all(model, theta_0, data, batches, local, chunk=1)
+    agree_with_loop(update, model, data, theta_0, batches, local)
+    for k, seed in enumerate(local.seeds):
+        net = pair.net()
+        torch.manual_seed(seed)
+        theta, _, _ = train_ordinary(net, data, theta_0[k], batches[k], local.of([k]))
+        assert (update.thetas[k] - theta).abs().max() < 1e-10
+    for seed, is_equal in ((5, True), (7, False)):
+        again = train_all(model, theta_0[:1], data, batches[:1], Local(0.05, seeds=[seed]))
+        assert torch.equal(again.thetas[0], update.thetas[0]) == is_equal
+
+
+# ---------------------------------------------------------------------- clients together, apart
+
+
+def test_stacked_clients_do_not_touch_one_another():
+    """A client whose weights blow up to NaN leaves the others' bits alone."""
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    batches = ordinary.draw_schedules(data, (6, 6, 4), 3)
+    theta_0 = perturb(model.init(0), 3)
+    clean = train_all(model, theta_0, data, batches, Local(0.1))
+    theta_0[1] = math.nan
+    dirty = train_all(model, theta_0, data, batches, Local(0.1))
+    assert dirty.thetas[1].isnan().all()
+    assert torch.equal(dirty.thetas[[0, 2]], clean.thetas[[0, 2]])
+
+
+def test_weights_of_integers_and_fractions_side_by_side():
+    """Neither client's sample weights may be cut to the other's type."""
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    batches = [np.arange(4)[None], np.arange(4, 8)[None]]
+    weights = [np.ones((1, 4), int), np.full((1, 4), 0.5)]
+    both = train_all(model, model.init(0), data, batches, Local(0.1, sample_weights=weights))
+    local = Local(0.1, sample_weights=weights[1:])
+    alone = train_all(model, model.init(0), data, batches[1:], local)
+    assert both.train_loss[1] == pytest.approx(alone.train_loss[0], rel=1e-12)
+    assert alone.train_loss[0] > 0.1
+
+
+def test_a_client_without_samples_returns_what_it_was_given():
+    data = ordinary.random_images()
+    model = build_model("lenet5", data)
+    theta = model.init(0)
+    nothing = np.zeros((0, 4), int)
+    update = train_all(model, theta, data, [nothing, np.arange(4)[None]], Local(0.1))
+    assert torch.equal(update.thetas[0], theta)
+    assert update.length.tolist() == [0, 0.1]
+    assert update.grad_sq[0] == update.train_loss[0] == 0
+    assert update.steps.tolist() == [0, 1]
+    assert update.samples.tolist() == [0, 4]
+    alone = train_all(model, theta, data, [nothing], Local(0.1))
+    assert torch.equal(alone.thetas[0], theta)
+    assert torch.equal(train_one_client(model, theta, data, nothing, Local(0.1)), theta)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_ranks_train_each_client_once_and_all_hold_one_processs_bits(ranks, monkeypatch):
+    """Ranks in turn, with a broadcast that remembers what its owner sent; of 5 clients."""
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    batches = ordinary.draw_schedules(data, RAGGED, 3)
+    whole = train_all(model, model.init(0), data, batches, Local(0.05), chunk=1)
+    trained = []
+    make_stack = training.Stack
+
+    def spy_stack(model, theta_0, data, stacked, local, etas):
+        trained.extend(rows.tobytes() for rows in stacked)
+        return make_stack(model, theta_0, data, stacked, local, etas)
+
+    sent = {}
+    numbers = {"rank": 0, "call": 0}
+
+    def broadcast(part, src):
+        numbers["call"] += 1
+        if src == numbers["rank"]:
+            sent[numbers["call"]] = part.clone()
+        elif numbers["call"] in sent:
+            part.copy_(sent[numbers["call"]])
+        else:
+            part.fill_(math.nan)
+
+    def train_rank(rank):
+        numbers.update(rank=rank, call=0)
+        return train_all(model, model.init(0), data, batches, Local(0.05), chunk=1)
+
+    monkeypatch.setattr(training, "Stack", spy_stack)
+    monkeypatch.setattr(training, "rank_and_ranks", lambda: (numbers["rank"], ranks))
+    monkeypatch.setattr(training.dist, "broadcast", broadcast)
+    for rank in range(ranks):  # now everybody's rows are sent
+        train_rank(rank)
+    assert sorted(trained) == sorted(rows.tobytes() for rows in batches)
+    for rank in range(ranks):
+        update = train_rank(rank)
+        assert torch.equal(update.thetas, whole.thetas)
+        for name in ("steps", "samples", "length", "grad_sq", "train_loss"):
+            assert np.array_equal(getattr(update, name), getattr(whole, name))
+
+
+# ---------------------------------------------------------------------------- the steps of a GPU
+
+
+class PretendedDevice(str):
+    """The CPU under the GPU's name: `train` takes the GPU's path, but for what is CUDA's own."""
+
+    def __eq__(self, other):
+        return other == "cuda"
+
+    __hash__ = str.__hash__
+
+
+class Recording(TorchDispatchMode):
+    """As a CUDA graph: what a step did to memory, which can be done again without its Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = operation(*args, **kwargs)
+        self.operations.append((operation, args, kwargs, result))  # keeps tensors, so ids, alive
+        return result
+
+    @torch.no_grad()
+    def replay(self):
+        new = {}
+
+        def renewed(value):
+            if isinstance(value, (list, tuple)):
+                return type(value)(map(renewed, value))
+            return new.get(id(value), value)
+
+        for operation, args, kwargs, old in self.operations:
+            kwargs = {name: renewed(value) for name, value in kwargs.items()}
+            result = operation(*renewed(args), **kwargs)
+            if not isinstance(old, (list, tuple)):
+                old = [old]
+                result = [result]
+            for before, after in zip(old, result, strict=True):
+                if isinstance(before, torch.Tensor):
+                    new[id(before)] = after
+
+
+def tensors_of(stack) -> list:
+    """All memory that a stack's steps read and write."""
+    tensors = []
+    for value in vars(stack).values():
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        if isinstance(value, list):
+            tensors.extend(layer for layer in value if isinstance(layer, torch.Tensor))
+    return tensors
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """A stand-in for CUDA graphs, and a list of the steps at which one was captured.
+
+    To capture is to note a step down without taking it.
+    """
+    stacks = []
+    steps = []
+    make_stack = training.Stack
+
+    def spy_stack(*given):
+        stacks.append(make_stack(*given))
+        return stacks[-1]
+
+    def capture(step):
+        memory = tensors_of(stacks[-1])
+        before = [tensor.clone() for tensor in memory]
+        steps.append(int(stacks[-1].clock))
+        recording = Recording()
+        with recording:
+            step()
+        for tensor, values in zip(memory, before, strict=True):
+            tensor.copy_(values)
+        return recording.replay
+
+    monkeypatch.setattr(training, "Stack", spy_stack)
+    monkeypatch.setattr(training, "capture", capture)
+    monkeypatch.setattr(training, "side_stream", contextlib.nullcontext)
+    return steps
+
+
+def same_update(update, expected):
+    assert (update.thetas - expected.thetas).abs().max() < 1e-12
+    for name in ("steps", "samples", "length", "grad_sq", "train_loss"):
+        np.testing.assert_allclose(getattr(update, name), getattr(expected, name), rtol=1e-10)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", ["lenet5", "fedgen-cnn", "simplecnn"])
+def test_the_steps_of_a_gpu_equal_those_of_a_cpu(name, option, captures):
+    """Finished clients stay in the stack, masked: log2 K graphs serve all. Batch norms need none.
+
+    Of five stacked clients 5 are live until step 4, 4 until 11, 3 (as 4) until 12, 2 until 14 and
+    1 until 20. Three steps of each are taken as they are, then one is captured; the sixth client
+    is alone and takes a single step.
+    """
+    data, model, _ = ordinary.prepare(name)
+    batches = ordinary.draw_schedules(data, (40, 12, 33, 3, 60, 35), 3)
+    theta_0 = perturb(model.init(1), 6)
+    local = make_local(option, model, batches)
+    local = dataclasses.replace(local, lr=np.resize(local.lr, 20))
+    expected = train_all(model, theta_0, data, batches, local, chunk=5)
+    assert captures == []
+    model.device = PretendedDevice("cpu")
+    update = train_all(model, theta_0, data, batches, local, chunk=5)
+    same_update(update, expected)
+    assert captures == ([] if name == "fedgen-cnn" else [3, 7, 17])
+
+
+def test_hooks_of_a_captured_step_read_the_schedule_of_their_step(captures):
+    """All from memory, nothing from Python's step number.
+
+    A client that has finished neither moves nor adds to its sums, whatever the penalty says.
+    """
+    data, model, _ = ordinary.prepare("lenet5")
+    batches = ordinary.draw_schedules(data, (40, 9, 30, 36), 3)
+    rng = np.random.default_rng(0)
+    local = Local(
+        0.05,
+        penalty=pull_to_frozen,
+        frozen={"old": model.init(7).expand(4, -1)},
+        per_client={"strength": torch.arange(4)},
+        per_step={"pull": [rng.uniform(0, 1, len(rows)) for rows in batches]},
+        augment=lambda images, extra: images * extra["pull"][:, None, None, None, None],
+    )
+    expected = train_all(model, model.init(0), data, batches, local)
+    model.device = PretendedDevice("cpu")
+    update = train_all(model, model.init(0), data, batches, local)
+    assert captures
+    same_update(update, expected)
+
+
+# ------------------------------------------------------------------------------- what losses see
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+def test_losses_see_the_rows_of_their_client_and_step(chunk):
+    """Frozen nets, extras and sample weights, with ragged clients in shuffled order."""
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    rng = np.random.default_rng(1)
+    batches = ordinary.draw_schedules(data, (4, 11, 1, 7), 3)
+    weights = [rng.uniform(0, 2, rows.shape) for rows in batches]
+    nets = perturb(model.init(0), 4, seed=3)
+    visits = []
+
+    def check_client(out, row, m, step):
+        samples = batches[m][step]
+        samples = samples[samples >= 0]
+        n = len(samples)
+        images = normalise(data, data.x_train[samples])
+        assert torch.equal(out.y[row, :n], data.y_train[samples])
+        assert torch.allclose(out.inputs[:n, row : row + 1], images, atol=1e-12)
+        share = torch.full((n,), 1 / n, dtype=DOUBLE)
+        assert torch.allclose(out.share[row, :n], share)
+        assert torch.allclose(out.weight[row, :n], share * torch.from_numpy(weights[m][step, :n]))
+        assert not out.share[row, n:].any()
+        assert not out.weight[row, n:].any()
+        frozen = fill(ordinary.lenet(1, 16, 4), nets[m]).eval()
+        features = out.frozen["old"].features(out.inputs)[row, :n]
+        assert torch.allclose(features, frozen[:-1](images), atol=1e-10)
+        assert not features.requires_grad
+
+    def check(out):
+        assert out.net.training
+        assert not out.frozen["old"].training
+        ids = out.extra["id"].tolist()
+        steps = out.extra["step"].tolist()
+        for row, (m, step) in enumerate(zip(ids, steps, strict=True)):
+            check_client(out, row, m, step)
+            visits.append((m, step))
+        return training.cross_entropy(out)
+
+    local = Local(
+        0.1,
+        sample_weights=weights,
+        loss=check,
+        frozen={"old": nets},
+        per_client={"id": torch.arange(4)},
+        per_step={"step": [np.arange(len(rows)) for rows in batches]},
+    )
+    train_all(model, model.init(0), data, batches, local, chunk)
+    expected = []
+    for m, rows in enumerate(batches):
+        expected += [(m, step) for step in range(len(rows))]
+    assert sorted(visits) == expected  # each once
+
+
+def test_a_penalty_equals_a_term_in_the_ordinary_loop():
+    """With strengths by client and by step."""
+    data, model, make_net = ordinary.prepare("lenet5")
+    batches = ordinary.draw_schedules(data, (8, 3, 5), 3)
+    rng = np.random.default_rng(2)
+    of_client = torch.tensor([0.5, 0.0, 2.0], dtype=DOUBLE)
+    of_step = [rng.uniform(size=len(rows)) for rows in batches]
+    theta = model.init(4)
+    frozen = fill(make_net(), theta)
+
+    def penalty(out):
+        distance = (out.features - out.frozen["old"].features(out.inputs)).square().sum(2)
+        return out.extra["client"] * out.extra["step"] * (out.share * distance).sum(1)
+
+    def term(net, x, k, step):
+        distance = (net[:-1](x) - frozen[:-1](x).detach()).square().sum(1)
+        return of_client[k] * of_step[k][step] * distance.mean()
+
+    local = Local(
+        0.05,
+        penalty=penalty,
+        frozen={"old": theta.expand(3, -1)},
+        per_client={"client": of_client},
+        per_step={"step": of_step},
+    )
+    theta_0 = perturb(model.init(0), 3)
+    update = train_all(model, theta_0, data, batches, local)
+    agree_with_ordinary(update, make_net(), data, theta_0, batches, local, term)
+
+
+def test_augmentation_reads_extras_and_works_on_normalised_images():
+    """Images are mirrored at the mean in some steps: as on a data set with the std negated."""
+    data = ordinary.random_images(16, 3)
+    model = lenet_on(data)
+    batches = ordinary.draw_schedules(data, (8, 3, 5), 3)
+    rng = np.random.default_rng(2)
+    invert = [rng.integers(0, 2, len(rows)) for rows in batches]
+    assert len(set(np.concatenate(invert))) == 2
+
+    def augment(images, extra):
+        assert images.dtype == DOUBLE
+        assert images.shape[:1] == extra["invert"].shape
+        return torch.where(extra["invert"].view(-1, 1, 1, 1, 1) > 0, -images, images)
+
+    local = Local(0.05, augment=augment, per_step={"invert": invert})
+    update = train_all(model, model.init(0), data, batches, local)
+    for k, rows in enumerate(batches):
+        theta = model.init(0)
+        for step, batch in enumerate(rows):
+            twin = ordinary.random_images(16, 3)
+            if invert[k][step]:
+                twin.std = -twin.std
+            net = ordinary.lenet(3, 16, 4)
+            theta, _, _ = train_ordinary(net, twin, theta, batch[None], Local(0.05))
+        assert (update.thetas[k] - theta).abs().max() < 1e-10
+
+
+# ----------------------------------------------------------------------- norms of single gradients
+
+
+def squared_gradient(net, x, y) -> float:
+    """||gradient of the mean loss||^2 of an ordinary net."""
+    gradients = torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
+    return sum(float(gradient.square().sum()) for gradient in gradients)
+
+
+def pixels(n=7, classes=3) -> Data:
+    """4x4 images."""
+    rng = np.random.default_rng(5)
+    x = torch.from_numpy(rng.integers(0, 256, (n, 4, 4, 1), dtype=np.uint8))
+    y = torch.from_numpy(rng.integers(0, classes, n))
+    return Data(x, y, x, y, classes, torch.tensor([100.0]), torch.tensor([50.0]))
+
+
+def softmax_model() -> Model:
+    """One linear layer from 16 pixels to 3 classes."""
+    return Model(lambda: Net([nn.Identity()], Linear(16, 3)), dtype=DOUBLE)
+
+
+def norm_of_batches(model, theta, data, batches) -> float:
+    """The trainer's ||g_B||^2, averaged over batches at theta."""
+    return train_all(model, theta, data, [batches], Local(1e-30)).grad_sq[0]
+
+
+def test_norms_of_single_gradients_equal_a_loop_and_vmap():
+    """Of more samples than one pass takes."""
+    data = load_data("digits")
+    model = lenet_on(data)
+    theta = model.init(1)
+    norms = training.squared_gradients(model, theta, data, np.arange(70))
+    net = fill(ordinary.lenet(1, 28, 10), theta)
+    x = normalise(data, data.x_train[:70])
+    y = data.y_train[:70]
+    loop = [squared_gradient(net, x[i : i + 1], y[i : i + 1]) for i in range(70)]
+    parameters = {name: value.detach() for name, value in net.named_parameters()}
+
+    def loss(parameters, x, y):
+        logits = torch.func.functional_call(net, parameters, x[None])
+        return F.cross_entropy(logits, y[None])
+
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, x, y)
+    vmapped = sum(gradient.flatten(1).square().sum(1) for gradient in gradients.values())
+    np.testing.assert_allclose(norms, loop, rtol=1e-10)
+    np.testing.assert_allclose(norms, vmapped.numpy(), rtol=1e-10)
+
+
+def test_the_norm_of_a_full_batch_is_that_of_the_mean_gradient():
+    data = load_data("digits")
+    model = lenet_on(data)
+    theta = model.init(2)
+    net = fill(ordinary.lenet(1, 28, 10), theta)
+    expected = squared_gradient(net, normalise(data, data.x_train[5:40]), data.y_train[5:40])
+    norm = norm_of_batches(model, theta, data, np.arange(5, 40)[None])
+    assert norm == pytest.approx(expected, rel=1e-10)
+
+
+def test_norms_of_a_softmax_in_closed_form():
+    """||p - e_y||^2 (||x||^2 + 1)."""
+    data = pixels()
+    model = softmax_model()
+    theta = model.init(0)
+    x = normalise(data, data.x_train).flatten(1)
+    p = torch.softmax(x @ theta[:48].view(3, 16).T + theta[48:], 1)
+    error = p - F.one_hot(data.y_train, 3)
+    expected = error.square().sum(1) * (x.square().sum(1) + 1)
+    norms = training.squared_gradients(model, theta, data, np.arange(7))
+    np.testing.assert_allclose(norms, expected.numpy(), rtol=1e-12)
+
+
+def test_batches_of_one_have_the_norms_of_single_gradients():
+    data = pixels()
+    model = softmax_model()
+    theta = model.init(0)
+    batches = epochs_of_batches(np.arange(7), 2, 1, np.random.default_rng(0))
+    norms = training.squared_gradients(model, theta, data, np.arange(7))
+    norm = norm_of_batches(model, theta, data, batches)
+    assert norm == pytest.approx(norms.mean(), rel=1e-12)
+
+
+def test_identical_samples_have_one_norm_however_they_are_batched():
+    data = pixels()
+    model = softmax_model()
+    data.x_train[:] = data.x_train[0].clone()
+    data.y_train[:] = 1
+    theta = model.init(0)
+    full = norm_of_batches(model, theta, data, np.arange(6)[None])
+    assert norm_of_batches(model, theta, data, np.arange(6).reshape(3, 2)) == pytest.approx(full)
+    norms = training.squared_gradients(model, theta, data, np.arange(6))
+    np.testing.assert_allclose(norms, full, rtol=1e-12)
+
+
+@pytest.mark.parametrize("B", [2, 3])
+def test_the_expected_norm_of_a_batch_lies_between_full_and_single(B):
+    """E||g_B||^2 = ||g||^2 + (mean ||g_i||^2 - ||g||^2) / B with replacement, over all n^B."""
+    data = pixels(n=4)
+    model = softmax_model()
+    theta = model.init(3)
+    batches = np.stack(np.meshgrid(*[np.arange(4)] * B), -1).reshape(-1, B)
+    full = norm_of_batches(model, theta, data, np.arange(4)[None])
+    single = training.squared_gradients(model, theta, data, np.arange(4)).mean()
+    assert single > 1.5 * full  # else the identity says little
+    expected = full + (single - full) / B
+    assert norm_of_batches(model, theta, data, batches) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_loss_falls_by_eta_times_the_norm_in_the_limit():
+    data = pixels()
+    model = softmax_model()
+    theta = model.init(0)
+    batch = np.array([[2]])
+    [norm] = training.squared_gradients(model, theta, data, batch[0])
+    x = normalise(data, data.x_train[2:3]).flatten(1)
+
+    def loss(theta):
+        logits = x @ theta[:48].view(3, 16).T + theta[48:]
+        return float(F.cross_entropy(logits, data.y_train[2:3]))
+
+    errors = []
+    for eta in (1e-3, 1e-4, 1e-5):
+        moved = train_one_client(model, theta, data, batch, Local(eta))
+        fall = (loss(theta) - loss(moved)) / eta
+        errors.append(abs(fall / norm - 1))
+    assert errors[0] > 5 * errors[1] > 25 * errors[2]  # first order in eta
+    assert errors[2] < 1e-2
+
+
+def test_plain_nets_take_one_sample_at_a_time():
+    data = ordinary.random_text(3)
+    model = build_model("lstm", data, dtype=DOUBLE, width=8)
+    theta = model.init(0)
+    net = fill(ordinary.CharLSTM(80, 8), theta).eval()
+    x = data.x_train
+    y = data.y_train
+    expected = [squared_gradient(net, x[i : i + 1], y[i : i + 1]) for i in range(3)]
+    norms = training.squared_gradients(model, theta, data, np.arange(3))
+    np.testing.assert_allclose(norms, expected, rtol=1e-10)
+
+
+def test_fisher_traces_equal_a_dense_jacobian():
+    """tr J^T (diag p) J, J = d log p / d theta, from torch's own Jacobian of its own layers."""
+    data = pixels()
+    model = Model(lambda: Net([Linear(16, 5), nn.Tanh()], Linear(5, 3)), dtype=DOUBLE)
+    theta = model.init(4)
+    x = normalise(data, data.x_train).flatten(1)
+
+    def log_p(theta):
+        w_1, b_1, w_2, b_2 = theta.split([80, 5, 15, 3])
+        hidden = torch.tanh(x @ w_1.view(5, 16).T + b_1)
+        return torch.log_softmax(hidden @ w_2.view(3, 5).T + b_2, 1)
+
+    J = torch.autograd.functional.jacobian(log_p, theta)  # (n, C, P)
+    fisher = torch.einsum("nc,ncp,ncq->npq", log_p(theta).exp(), J, J)
+    expected = torch.einsum("npp->n", fisher)
+    traces = training.fisher_traces(model, theta, data, np.arange(7))
+    np.testing.assert_allclose(traces, expected.numpy(), rtol=1e-10)
+    norms = training.squared_gradients(model, theta, data, np.arange(7))
+    assert norms.mean() != pytest.approx(traces.mean(), rel=1e-3)  # labels are the model's
+
+
+def test_norms_leave_weights_and_random_streams_alone():
+    """Dropout sleeps."""
+    data = load_data("digits", side=32)
+    model = build_model("alexnet", data, width=16)
+    theta = model.init(0)
+    before = theta.clone()
+    state = torch.get_rng_state()
+    first = training.fisher_traces(model, theta, data, np.arange(4))
+    again = training.fisher_traces(model, theta, data, np.arange(4))
+    np.testing.assert_array_equal(first, again)
+    assert torch.equal(theta, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --------------------------------------------------------------------------- the length of a step
+
+
+def accumulated(eta, rho, T):
+    """||a||_1 = sum_j sum_{k >= j} (eta_k / eta_0) rho^{k-j} of FedNova."""
+    total = 0.0
+    for j in range(T):
+        for k in range(j, T):
+            total += eta[k] / eta[0] * rho ** (k - j)
+    return total
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+def test_step_lengths_against_closed_forms(rho):
+    """FedNova's for momentum, its double sum for a schedule, a geometric one if proximal."""
+    eta = 0.3 * 0.8 ** np.arange(8)
+    mu = 0.7
+    constant = training.step_lengths([0.1] * 9, rho, 0.0)
+    falling = training.step_lengths(eta, rho, 0.0)
+    proximal = training.step_lengths([0.1] * 9, 0.0, mu)
+    for T in range(1, 9):
+        closed = (T - rho * (1 - rho**T) / (1 - rho)) / (1 - rho)
+        assert constant[T] == pytest.approx(0.1 * closed, rel=1e-12)
+        assert falling[T] == pytest.approx(eta[0] * accumulated(eta, rho, T), rel=1e-12)
+        a = [(1 - 0.1 * mu) ** (T - 1 - j) for j in range(T)]
+        assert proximal[T] == pytest.approx(0.1 * sum(a), rel=1e-12)
+
+
+class Point(nn.Module):
+    """w (K, 5) itself is what the net says."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(5))
+
+    def features(self, x):
+        return self.w.unsqueeze(1)
+
+    def head(self, z):
+        return z
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+def test_length_is_the_way_under_a_unit_gradient(rho, mu):
+    """The brute-force rollout: clients of 1, 4 and 6 steps pulled by the gradient (1, .., 1)."""
+    model = Model(Point, dtype=DOUBLE)
+    nothing = torch.zeros(1, 1, dtype=torch.int64)
+    data = Data(nothing, nothing[0], nothing, nothing[0], 2)
+    eta = 0.1 * (1 + np.arange(6)) ** -0.5
+    batches = [np.zeros((T, 1), int) for T in (4, 1, 6)]
+    local = Local(eta, momentum=rho, proximal=mu, loss=lambda out: out.net.w.sum(1))
+    update = train_all(model, torch.zeros(3, 5, dtype=DOUBLE), data, batches, local)
+    assert np.abs(-update.thetas.numpy() - update.length[:, None]).max() < 1e-12
+    assert update.length[1] == pytest.approx(0.1)
