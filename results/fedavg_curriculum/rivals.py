@@ -1,0 +1,176 @@
+"""python -m results.fedavg_curriculum.rivals --alpha 0.05 0.9 --lr 0.01
+
+What does a curriculum gain on other ways to choose samples? Rivals that are not the paper's, paced
+by the same a and b:
+
+balanced        easy first in each class: any prefix holds the easiest fraction of every class
+                (Hacohen and Weinshall, 2019)
+threshold       losses <= lambda, which rises from the loss of sample b N to the largest
+                (self-paced learning, Kumar et al., 2010)
+hard-threshold  losses >= lambda, which rises from the smallest to that of the hardest b N
+                (the idea of FedBalancer, Shin et al., 2022)
+--fedlc tau     beside any order: logits calibrated by a client's labels (Zhang et al., 2022)
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+import common
+import experiment
+import fedavg_curriculum as paper
+import training
+from experiment import flag
+
+RIVALS = ("balanced", "threshold", "hard-threshold")
+
+
+def has_threshold(config) -> bool:
+    return config.order.endswith("threshold")
+
+
+def has_family(config) -> bool:
+    return paper.is_paced(config) and not has_threshold(config)
+
+
+@dataclass
+class Config(paper.Config):
+    """The flags of fedavg_curriculum.py, with orders more, and FedLC."""
+
+    order: str = flag(
+        ("curriculum", "vanilla", *RIVALS),
+        "an order of the paper, or a rival",
+        choices=paper.ORDERS + RIVALS,
+    )
+    pacing: str = flag("linear", "shape of g", choices=paper.PACINGS, when=has_family)
+    fedlc: float = flag(0.0, "tau of FedLC's calibrated logits (0: plain cross-entropy)", low=0)
+
+
+def name(config: Config) -> str:
+    """The order, with the tau of FedLC where it acts."""
+    if config.fedlc:
+        return f"{config.order} fedlc={config.fedlc:g}"
+    return config.order
+
+
+def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
+    """The loop of fedavg_curriculum.py, with FedLC's loss."""
+    state = fl.start()
+    state["own_nets"] = {}
+    expert_scores = None
+    if paper.asks_expert(config):
+        expert_scores = paper.score_by_expert(config, fl, run)
+    for t in run.rounds(state):
+        clients = fl.select(t, config.clients_per_round)
+        difficulties = paper.score_samples(config, fl, state, clients, expert_scores)
+        batches = []
+        for m, difficulty in zip(clients, difficulties, strict=True):
+            batches.append(draw_batches(config, fl, t, m, difficulty))
+        eta = paper.falling_lr(config, steps=max(map(len, batches)))
+        changes = {"lr": eta}
+        if config.fedlc:
+            changes["loss"] = calibrated_loss
+            changes["per_client"] = {"margin": calibration(config, fl, clients)}
+        update = fl.train(state, t, clients, batches, **changes)
+        p = fl.proportions(clients)
+        state["theta"] = fl.aggregate(state, update, p)
+        if paper.asks_own_net(config):
+            paper.keep_own_nets(state, update)
+        run.record(t, state, update)
+
+
+def draw_batches(config, fl: common.Federation, t: int, m: int, difficulty: np.ndarray):
+    """The samples of client m at each of its T local steps in round t: (T, B), -1: none."""
+    if has_threshold(config):
+        return draw_threshold_batches(config, fl, t, m, difficulty)
+    if config.order == "balanced":
+        y = fl.labels[fl.shards[m]]
+        difficulty = balance(difficulty, y, fl.streams("ties", t, m))
+    return paper.draw_batches(config, fl, t, m, difficulty)
+
+
+def balance(difficulty: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Ranks (N,), no two alike, in which every class y (N,) is spread evenly, easy first."""
+    places = rng.permutation(len(y))
+    places = places[np.argsort(difficulty[places], kind="stable")]
+    share = np.empty(len(y))  # how much of a sample's class is easier than it
+    for c in np.unique(y):
+        in_class = np.flatnonzero(y[places] == c)
+        share[in_class] = (np.arange(len(in_class)) + 0.5) / len(in_class)
+    places = places[np.argsort(share, kind="stable")]
+    return np.argsort(places)
+
+
+def draw_threshold_batches(config, fl: common.Federation, t: int, m: int, difficulty):
+    """As `draw_batches` of the paper, but g counts the samples on one side of lambda."""
+    shard = fl.shards[m]
+    T = config.epochs * math.ceil(len(shard) / config.batch_size)
+    first = 0
+    last = T
+    if config.pacing_scope == "global":
+        first = t * T
+        last = config.rounds * T
+    if config.order == "hard-threshold":
+        difficulty = -difficulty
+
+    def g(step: int) -> int:
+        x = 1.0  # how far lambda has come
+        if first + step < config.pacing_a * last:
+            x = (first + step) / (config.pacing_a * last)
+        if config.order == "hard-threshold":  # from all samples to b N of them
+            x = 1 - x
+        return count_below(difficulty, x, config.pacing_b)
+
+    rng = fl.streams("batches", t, m)
+    ties = fl.streams("ties", t, m)
+    sampler = paper.CurriculumBatchSampler(difficulty, config.batch_size, T, g, rng, ties)
+    batches = np.full((T, config.batch_size), -1)
+    for step, drawn in enumerate(sampler):
+        batches[step, : len(drawn)] = shard[drawn]
+    return batches
+
+
+def count_below(difficulty: np.ndarray, x: float, b: float) -> int:
+    """How many are at most lambda, which x in [0, 1] moves from the b N-th smallest to the last."""
+    N = len(difficulty)
+    values = np.sort(difficulty)
+    smallest = values[max(1, int(b * N + 1e-9)) - 1]
+    largest = values[-1]
+    if x > 1 - 1e-9:
+        return N
+    limit = smallest + x * (largest - smallest)
+    return int((values <= limit).sum())
+
+
+def calibration(config: Config, fl: common.Federation, clients: np.ndarray) -> torch.Tensor:
+    """tau n_c^(-1/4) of each client (K, C), n_c being its number of samples of class c."""
+    n = fl.count_labels()[clients].clip(1e-8)  # nowhere 0
+    margin = config.fedlc * n**-0.25
+    return torch.as_tensor(margin, device=fl.model.device, dtype=fl.model.dtype)
+
+
+def calibrated_loss(out: training.Output) -> torch.Tensor:
+    """Cross-entropy of logits minus their margins, (K,).
+
+    FedLC's own denominator leaves out the true class: then the loss may fall without bound.
+    """
+    margin = out.extra["margin"][:, None]  # of every sample of a client
+    return training.cross_entropy(replace(out, logits=out.logits - margin))
+
+
+SHORT = f"{paper.CIFAR10} --rounds 40 --epochs 5 --trials 5 --lr 0.01 --lr-power 0"
+PRESETS = {
+    "rivals": f"{SHORT} --alpha 0.05 0.9  # easy first, against other choices of samples",
+}
+
+
+def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
+    hooks = {"federate": federate, "name": name, "plot": paper.plot}
+    experiment.main(Config, PRESETS, __doc__, argv, compare=("order", "fedlc"), **hooks)
+
+
+if __name__ == "__main__":
+    main()
