@@ -1,154 +1,300 @@
-"""python fedcl_fgn.py --select results.fedcl_fgn.rules:hics
+"""Rules for which clients take part in a round, for `--select` of selection.py.
 
-Rules of other papers for which clients take part, to compare with: power-of-choice, FedCor, HiCS-FL, Oort. Each gives the
-clients (n,), their weights (n,), their inclusion probabilities (unknown: as if uniform, which only the logged noise reads) and
-how many others received the net only to score it. All are biased on purpose: no weights make up for it.
+A rule is a function (fl, state, t, n) -> Draw of n clients in round t. state["turns"] holds what
+`remember` noted of every client's turns, state["uploads"] how many uploads are spent. Rules of
+other papers are biased on purpose: no weights make up for it.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import common
-import fedcl_fgn
+from data import UsageError, first_line, load_from_file
 
 
-def drawn(fl: common.Federation, clients, equal: bool, scorers: int = 0) -> tuple:
-    """What a rule gives for these clients: ascending, with equal weights or their sizes."""
-    clients = np.sort(np.asarray(clients, dtype=int))
-    weights = np.ones(len(clients)) if equal else fl.sizes[clients]
-    return clients, weights, np.full(len(clients), len(clients) / len(fl.sizes)), scorers
+@dataclass
+class Draw:
+    """The clients of a round."""
+
+    clients: np.ndarray  # (n,), ascending
+    weights: np.ndarray  # (n,) in the aggregate, of any scale
+    scorers: int = 0  # others that received the net only to score it
 
 
-def local_losses(fl: common.Federation, theta: Tensor, clients: np.ndarray) -> np.ndarray:
-    """Each client's mean loss (n,) at theta."""
-    return np.array([losses.mean() for losses, _ in common.score(fl.model, theta, fl.data, [fl.shards[k] for k in clients])])
+def uniform(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
+    clients = fl.select(t, n)
+    return Draw(clients, fl.sizes[clients])
 
 
-def remember(fl: common.Federation, state: dict, t: int, clients: np.ndarray, update: common.Update) -> None:
-    """state["seen"][k]: round, loss and output-bias gradient of client k's last turn, and how many turns it has had."""
-    ends, seen = slice(fl.model.trainable - fl.data.classes, fl.model.trainable), state.setdefault("seen", {})
-    bias = (update.weights[:, ends] - state["weights"][ends]).double().cpu().numpy() / update.length[:, None]
-    for k, loss, b in zip(clients.tolist(), update.loss.tolist(), bias.tolist(), strict=True):
-        seen[k] = {"round": t + 1, "loss": loss, "bias": b, "times": seen.get(k, {"times": 0})["times"] + 1}
+def by_size(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
+    """Systematic sampling with inclusion probabilities pi_m in proportion to the sizes.
 
-
-def power_of_choice(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
-    """Cho et al. (2022): of 2n candidates drawn by size, the n of largest loss; equal weights."""
-    candidates = fedcl_fgn.by_size(fl, state, t, min(2 * n, len(fl.sizes)))[0]
-    worst = np.argsort(-local_losses(fl, state["weights"], candidates), kind="stable")[:n]
-    return drawn(fl, candidates[worst], True, len(candidates) - n)
-
-
-# ------------------------------------------------------------------------------------------------------------- FedCor
-
-WARM_UP, RANK, ANNEAL = 15, 5, 0.95  # rounds in which all clients score, size of the embedding, alpha for each turn taken
-
-
-def fedcor(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
-    """Tang et al. (2022): the clients' losses change from round to round as a Gaussian process, N(., K + s^2 I).
-
-    After uniform rounds in which all score, the client is taken whose fall by alpha_k of its standard deviations draws
-    sum_i p_i l_i down the furthest, then the next given that one, and so on; alpha_k = .95^(turns of client k).
+    Clients lie on a line in random order, each as long as its pi_m; n points at distance 1 pick
+    those they fall upon. Weights N_m / pi_m estimate the mean over all samples without bias. One
+    random number places the points for every n: 8 clients are among the round's 16.
     """
-    M = len(fl.sizes)
-    if t <= WARM_UP:
-        state.setdefault("losses", []).append(local_losses(fl, state["weights"], fl.everyone).tolist())
-    if t < WARM_UP:
-        return *fedcl_fgn.uniform(fl, state, t, n)[:3], M - n
-    K, s2 = kernel(np.diff(state["losses"], axis=0), RANK)
-    alpha = ANNEAL ** np.array([state["seen"].get(k, {"times": 0})["times"] for k in range(M)])
-    return drawn(fl, greedy(K, s2, alpha, fl.sizes / fl.sizes.sum(), n), False, M - n if t == WARM_UP else 0)
+    rng = fl.streams("select by size", t)
+    pi = inclusion(fl.sizes, n)
+    order = rng.permutation(len(pi))
+    points = np.arange(n) + (n * rng.random()) % 1
+    ends = np.cumsum(pi[order])
+    places = np.searchsorted(ends[:-1], points, side="right")
+    clients = np.unique(order[places])
+    return Draw(clients, fl.sizes[clients] / pi[clients])
 
 
-fedcor.learn = remember
+def inclusion(sizes: np.ndarray, n: int) -> np.ndarray:
+    """pi_m (M,) with sum n; who would exceed 1 takes part surely, the others share the rest."""
+    pi = n * sizes / sizes.sum()
+    sure = np.zeros(len(sizes), bool)
+    while (pi > 1).any():
+        sure |= pi >= 1
+        others = max(1, sizes[~sure].sum())
+        left = n - sure.sum()
+        pi = np.where(sure, 1, left * sizes / others)
+    return pi
 
 
-def kernel(changes: np.ndarray, rank: int) -> tuple[np.ndarray, float]:
-    """(K (M, M) of this rank, s^2) of greatest likelihood for changes (T, M) ~ N(mean, K + s^2 I): probabilistic PCA, where the
-    paper ascends the same likelihood by gradients."""
-    values, vectors = np.linalg.eigh(np.cov(changes.T, bias=True))
-    s2 = max(values[:-rank].mean(), 1e-12)
-    return (vectors[:, -rank:] * (values[-rank:] - s2)) @ vectors[:, -rank:].T, s2
+# -------------------------------------------------------------------------- rules of other papers
 
 
-def greedy(K: np.ndarray, s2: float, alpha: np.ndarray, p: np.ndarray, n: int) -> list[int]:
-    """FedCor's n clients, in the order in which they are taken."""
-    chosen = []
-    for _ in range(n):
-        gain = alpha * (p @ K) / np.sqrt(K.diagonal() + s2)
-        gain[chosen] = -np.inf
-        chosen.append(int(gain.argmax()))
-        K = given(K, s2, chosen[-1])
-    return chosen
+def remember(fl: common.Federation, state: dict, t: int, update: common.Update) -> None:
+    """Notes each client's turn in state["turns"][m]; before the aggregate.
 
-
-def given(K: np.ndarray, s2: float, k: int) -> np.ndarray:
-    """The covariance of all losses once client k's is known up to noise s^2."""
-    return K - np.outer(K[k], K[k]) / (K[k, k] + s2)
-
-
-# ------------------------------------------------------------------------------------------------------------ HiCS-FL
-
-
-def hics(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
-    """Chen and Vikalo (2024): the entropy H_k of a client's labels shows in its output bias.
-
-    Until all have taken part, those who have not. Then clients are clustered (Ward) by the angle between their bias updates
-    and 10 |H_k - H_j|, and n are drawn: a cluster by exp(gamma_t mean H), gamma_t falling from 4 to 0, one of its clients by
-    size; nobody twice; equal weights.
+    round, loss  of its last turn; times: how many turns it has had
+    bias         (C,) its mean gradient of the output bias, label shares minus predicted ones
     """
-    from scipy.cluster.hierarchy import fcluster, linkage
+    classes = fl.data.classes
+    output = slice(fl.model.trainable - classes, fl.model.trainable)  # a net's last weights
+    moved = update.thetas[:, output] - state["theta"][output]
+    moved = moved.double().cpu().numpy()
+    bias = moved / update.length[:, None]
+    for k, m in enumerate(update.clients.tolist()):
+        before = state["turns"].get(m, {"times": 0})
+        state["turns"][m] = {
+            "round": t + 1,
+            "loss": float(update.train_loss[k]),
+            "bias": bias[k].tolist(),
+            "times": before["times"] + 1,
+        }
 
-    M, rng, seen, config = len(fl.sizes), fl.streams("hics", t), state.get("seen", {}), fl.config
-    new = np.setdiff1d(fl.everyone, list(seen))
+
+def mean_losses(fl: common.Federation, theta: Tensor, clients: np.ndarray) -> np.ndarray:
+    """Each client's mean loss (n,) at theta (P,)."""
+    scores = fl.score(theta, clients)
+    return np.array([losses.mean() for losses, _ in scores])
+
+
+def power_of_choice(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
+    """Of 2n candidates drawn by size the n of largest loss; equal weights."""
+    twice = min(2 * n, len(fl.sizes))
+    candidates = by_size(fl, state, t, twice).clients
+    losses = mean_losses(fl, state["theta"], candidates)
+    largest_first = np.argsort(-losses, kind="stable")
+    clients = candidates[largest_first[:n]]
+    return Draw(np.sort(clients), np.ones(n), scorers=twice - n)
+
+
+def oort(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
+    """A share max(.9 .98^t, .2) of the draws tries new clients, the others go by utility.
+
+    Utility: N_m loss_m of the last turn (the mean of its losses, not of their squares), clipped at
+    its 95 % quantile, in [0, 1], plus sqrt(.1 log t / t_m), t_m the round of client m's last turn.
+    Drawn among those at or above .95 of the last that would be in.
+    """
+    rng = fl.streams("oort", t)
+    tried = np.array(sorted(state["turns"]), dtype=int)
+    new = rng.permutation(np.setdiff1d(fl.everyone, tried))
+    share = max(0.9 * 0.98**t, 0.2)
+    count = max(round(n * share), n - len(tried))
+    clients = new[:count]
+    count = len(clients)
+    if count < n:
+        turns = [state["turns"][m] for m in tried]
+        loss = np.array([turn["loss"] for turn in turns])
+        last_round = np.array([turn["round"] for turn in turns])
+        utility = fl.sizes[tried] * loss
+        clip = np.quantile(utility, 0.95)
+        utility = np.minimum(utility / clip, 1)
+        utility += np.sqrt(0.1 * np.log(t + 1) / last_round)
+        bar = 0.95 * np.sort(utility)[count - n]
+        odds = utility * (utility >= bar)
+        odds = odds / odds.sum()
+        known = rng.choice(tried, n - count, replace=False, p=odds)
+        clients = np.append(clients, known)
+    clients = np.sort(clients)
+    return Draw(clients, fl.sizes[clients])
+
+
+def hics(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
+    """The entropy H_m of a client's labels shows in its output bias; those of high H first.
+
+    Until all have taken part, those who have not. Then clients are clustered (Ward) by the angle
+    between their bias gradients and 10 |H_m - H_j|, and n are drawn: a cluster by
+    exp(gamma mean H), gamma falling from 4 to 0, one of its clients by size; equal weights. The
+    paper may draw a client twice.
+    """
+    rng = fl.streams("hics", t)
+    tried = np.array(sorted(state["turns"]), dtype=int)
+    new = np.setdiff1d(fl.everyone, tried)
     if len(new):
-        return drawn(fl, np.append(rng.permutation(new), rng.permutation(np.setdiff1d(fl.everyone, new)))[:n], False)
-    bias = np.array([seen[k]["bias"] for k in range(M)])
-    H, unit = entropy(bias), bias / np.linalg.norm(bias, axis=1, keepdims=True)
-    apart = np.arccos(np.clip(unit @ unit.T, -1, 1)) + 10 * abs(H[:, None] - H)
-    cluster = fcluster(linkage(apart[np.triu_indices(M, 1)], "ward"), n, "maxclust")
-    mean, size = (pd.Series(values).groupby(cluster).transform(how) for values, how in ((H, "mean"), (fl.sizes, "sum")))
-    done = state["spent"] / config.budget if config.budget else t / config.rounds
-    odds = (np.exp(4 * (1 - done) * mean) * fl.sizes / size).to_numpy()
-    return drawn(fl, rng.choice(M, n, replace=False, p=odds / odds.sum()), True)
+        new = rng.permutation(new)
+        in_order = np.append(new, rng.permutation(tried))
+        clients = np.sort(in_order[:n])
+        return Draw(clients, fl.sizes[clients])
 
-
-hics.learn = remember
+    bias = np.array([state["turns"][m]["bias"] for m in tried])
+    H = entropy(bias)
+    cluster = cluster_by_bias(bias, H, n)
+    gamma = 4 * (1 - spent(fl.config, state, t))
+    odds = np.zeros(len(H))
+    for c in np.unique(cluster):
+        inside = cluster == c
+        share = fl.sizes[inside] / fl.sizes[inside].sum()
+        mean_H = H[inside].mean()
+        odds[inside] = np.exp(gamma * mean_H) * share
+    odds = odds / odds.sum()
+    clients = rng.choice(len(H), n, replace=False, p=odds)
+    return Draw(np.sort(clients), np.ones(n))
 
 
 def entropy(bias: np.ndarray, temperature: float = 0.1) -> np.ndarray:
-    """H(softmax(b_k / T)) (M,) in nats. b_k (M, classes): label shares minus predicted ones, the mean over local steps.
+    """H(softmax(b_m / T)) (M,) in nats of the bias gradients b_m (M, C).
 
-    The paper takes the bias's change itself and T = .0025; divided by the steps' length it does not depend on eta or epochs.
+    The paper takes the bias's change itself and T = .0025; divided by the steps' length it does
+    not depend on eta or epochs.
     """
     log_p = F.log_softmax(torch.as_tensor(bias) / temperature, -1)
     return -(log_p.exp() * log_p).sum(-1).numpy()
 
 
-# --------------------------------------------------------------------------------------------------------------- Oort
+def cluster_by_bias(bias: np.ndarray, H: np.ndarray, clusters: int) -> np.ndarray:
+    """The clients' clusters (M,) from bias gradients (M, C) and entropies (M,)."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    length = np.linalg.norm(bias, axis=1, keepdims=True)
+    unit = bias / length
+    cosine = np.clip(unit @ unit.T, -1, 1)
+    apart = abs(H[:, None] - H)
+    distance = np.arccos(cosine) + 10 * apart
+    pairs = np.triu_indices(len(H), 1)
+    tree = linkage(distance[pairs], "ward")
+    return fcluster(tree, clusters, "maxclust")
 
 
-def oort(fl: common.Federation, state: dict, t: int, n: int) -> tuple:
-    """Lai et al. (2021) without the clients' speed: a share max(.9 .98^t, .2) of the draws tries new clients.
+def spent(config, state: dict, t: int) -> float:
+    """How much of the run is over, from 0 to 1."""
+    if config.budget:
+        return state["uploads"] / config.budget
+    return t / config.rounds
 
-    The others are drawn by utility among those at or above .95 of the last that would be in. Utility: N_k loss_k (the mean of
-    the last turn's losses, not of their squares), clipped at its 95 % quantile, in [0, 1], plus sqrt(.1 log t / t_k) with t_k
-    the round of client k's last turn.
+
+WARM_UP = 15  # FedCor's rounds in which all clients score
+RANK = 5  # of its covariance
+ANNEAL = 0.95  # alpha for each turn that a client has had
+
+
+def fedcor(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
+    """The clients' losses change from round to round as a Gaussian process N(., K + s^2 I).
+
+    After uniform rounds in which all score, the client is taken whose fall by alpha_m of its
+    standard deviations draws sum_i p_i loss_i down the furthest, then the next given that one, and
+    so on; alpha_m = .95^(turns of client m). The paper trains K further.
     """
-    rng, seen = fl.streams("oort", t), state.get("seen", {})
-    tried = np.array(sorted(seen), dtype=int)
-    new = rng.permutation(np.setdiff1d(fl.everyone, tried))
-    new = new[: max(round(n * max(0.9 * 0.98**t, 0.2)), n - len(tried))]
-    if len(new) == n:
-        return drawn(fl, new, False)
-    utility = fl.sizes[tried] * np.array([seen[k]["loss"] for k in tried])
-    utility = np.minimum(utility / np.quantile(utility, 0.95), 1)
-    utility += np.sqrt(0.1 * np.log(t + 1) / np.array([seen[k]["round"] for k in tried]))
-    odds = utility * (utility >= 0.95 * np.sort(utility)[len(new) - n])
-    return drawn(fl, np.append(new, rng.choice(tried, n - len(new), replace=False, p=odds / odds.sum())), False)
+    M = len(fl.sizes)
+    if t <= WARM_UP:
+        losses = mean_losses(fl, state["theta"], fl.everyone)
+        state["losses"] = [*state.get("losses", []), losses.tolist()]
+    if t < WARM_UP:
+        drawn = uniform(fl, state, t, n)
+        return Draw(drawn.clients, drawn.weights, scorers=M - n)
+    changes = np.diff(state["losses"], axis=0)
+    K, s_sq = fit_covariance(changes, RANK)
+    times = np.zeros(M)
+    for m, turn in state["turns"].items():
+        times[m] = turn["times"]
+    p = fl.sizes / fl.sizes.sum()
+    clients = take_greedily(K, s_sq, ANNEAL**times, p, n)
+    clients = np.sort(clients)
+    scorers = 0
+    if t == WARM_UP:
+        scorers = M - n
+    return Draw(clients, fl.sizes[clients], scorers)
 
 
-oort.learn = remember
+def fit_covariance(changes: np.ndarray, rank: int) -> tuple[np.ndarray, float]:
+    """K (M, M) of this rank and s^2, of greatest likelihood for changes (T, M) ~ N(., K + s^2 I).
+
+    Probabilistic PCA: the paper ascends the same likelihood by gradients.
+    """
+    covariance = np.cov(changes.T, bias=True)
+    values, vectors = np.linalg.eigh(covariance)
+    s_sq = max(values[:-rank].mean(), 1e-12)
+    largest = vectors[:, -rank:]
+    K = (largest * (values[-rank:] - s_sq)) @ largest.T
+    return K, s_sq
+
+
+def take_greedily(K: np.ndarray, s_sq: float, alpha, p: np.ndarray, n: int) -> list[int]:
+    """FedCor's n clients, in the order in which they are taken."""
+    taken = []
+    for _ in range(n):
+        deviation = np.sqrt(K.diagonal() + s_sq)
+        gain = alpha * (p @ K) / deviation
+        gain[taken] = -np.inf
+        m = int(gain.argmax())
+        taken.append(m)
+        K = condition(K, s_sq, m)
+    return taken
+
+
+def condition(K: np.ndarray, s_sq: float, m: int) -> np.ndarray:
+    """The covariance (M, M) of all losses once client m's is known up to noise s^2."""
+    explained = np.outer(K[m], K[m]) / (K[m, m] + s_sq)
+    return K - explained
+
+
+# --------------------------------------------------------------------------------------- --select
+
+
+RULES = {
+    "uniform": uniform,
+    "size": by_size,
+    "power_of_choice": power_of_choice,
+    "oort": oort,
+    "hics": hics,
+    "fedcor": fedcor,
+}
+
+
+def find_rule(word: str) -> Callable:
+    """The rule of --select."""
+    if word in RULES:
+        return RULES[word]
+    try:
+        return load_from_file(word)
+    except (Exception, SystemExit) as error:  # whatever somebody's own file raises
+        wanted = f"{', '.join(RULES)} or FILE.py:FUNCTION"
+        raise UsageError(f"--select {word}: {first_line(error)}; wanted {wanted}") from error
+
+
+def check_draw(drawn: Draw, n: int, M: int) -> Draw:
+    """The same, its clients in ascending order; ValueError if it is no draw of n of M clients."""
+    clients = np.array(drawn.clients)
+    weights = np.array(drawn.weights, dtype=float)
+    are_integers = clients.shape == (n,) and clients.dtype.kind == "i"
+    known = np.intersect1d(clients, np.arange(M))
+    if not are_integers or len(known) < n:
+        raise ValueError(f"wanted {n} different clients from 0 to {M - 1}")
+    are_finite = weights.shape == (n,) and np.isfinite(weights).all()
+    if not are_finite or weights.min() < 0 or weights.max() == 0:
+        raise ValueError(f"wanted {n} finite weights >= 0, not all 0")
+    if int(drawn.scorers) < 0:
+        raise ValueError(f"wanted a number of scorers >= 0, not {drawn.scorers}")
+    order = np.argsort(clients)
+    return Draw(clients[order], weights[order], int(drawn.scorers))
