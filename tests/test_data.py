@@ -1,0 +1,801 @@
+"""data.py against the raw bytes of data sets, NumPy, scikit-learn and brute force."""
+
+import itertools
+import math
+import shutil
+import struct
+import zipfile
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from ordinary import normalise, random_images, random_text
+from PIL import Image
+from sklearn.datasets import load_digits
+from torchvision import datasets
+
+import data
+from data import UsageError
+
+DOUBLE = torch.float64
+
+# ----------------------------------------------------------------------------------------- digits
+
+
+def enlarge(images, size):
+    """Half-pixel bilinear enlargement of (n, h, h) by NumPy."""
+    side = images.shape[1]
+    place = np.clip((np.arange(size) + 0.5) * side / size - 0.5, 0, None)
+    low = place.astype(int)
+    high = np.minimum(low + 1, side - 1)
+    part = place - low
+    rows = images[:, low] * (1 - part)[:, None] + images[:, high] * part[:, None]
+    return rows[:, :, low] * (1 - part) + rows[:, :, high] * part
+
+
+def test_digits_are_all_of_scikit_learns():
+    digits = data.load_data("digits")
+    images, labels = load_digits(return_X_y=True)
+    assert digits.x_train.shape == (1437, 28, 28, 1)
+    assert digits.x_test.shape == (360, 28, 28, 1)
+    assert digits.classes == 10
+    enlarged = enlarge(images.reshape(-1, 8, 8) * 255 / 16, 28)
+    pixels = torch.cat([digits.x_train, digits.x_test])[..., 0].double()
+    distances = torch.cdist(pixels.flatten(1), torch.from_numpy(enlarged).flatten(1))
+    nearest = distances.argmin(1).numpy()
+    assert np.array_equal(np.sort(nearest), np.arange(1797))  # each once: the test set is held out
+    assert np.abs(pixels.numpy() - enlarged[nearest]).max() <= 0.5 + 1e-3
+    y = torch.cat([digits.y_train, digits.y_test]).numpy()
+    assert np.array_equal(y, labels[nearest])
+    share = np.bincount(digits.y_test.numpy()) / np.bincount(labels)
+    assert np.abs(share - 0.2).max() < 0.01  # stratified
+    x = digits.images("train", DOUBLE)
+    assert abs(x.mean()) < 1e-9
+    assert abs(x.std(correction=0) - 1) < 1e-9
+    assert data.load_data("digits") is digits  # read once per process
+
+
+def test_images_are_normalised_once_as_numpy_does():
+    colours = random_images(16, 3)
+    for split, x in (("train", colours.x_train), ("test", colours.x_test)):
+        images = colours.images(split, DOUBLE)
+        expected = normalise(colours, x)
+        assert torch.allclose(images.permute(0, 3, 1, 2), expected, rtol=0, atol=1e-12)
+        assert colours.images(split, DOUBLE) is images
+        assert colours.images(split).dtype == torch.float32
+        assert x.dtype == torch.uint8
+    text = random_text()
+    assert text.images("train") is text.x_train
+
+
+# ------------------------------------------------------------------------------------------- .npz
+
+SAMPLES = np.random.default_rng(0).integers(0, 256, (30, 18, 18, 3), dtype=np.uint8)
+LABELS = np.arange(30) % 3
+BLACK = np.zeros((20, 18, 18, 3), np.uint8)
+
+
+def write_npz(path, **changes):
+    arrays = {"x_train": SAMPLES[:20], "y_train": LABELS[:20]}
+    arrays |= {"x_test": SAMPLES[20:], "y_test": LABELS[20:]}
+    np.savez(path, **arrays | changes)
+
+
+def load_npz(folder, **changes) -> data.Data:
+    write_npz(folder / "a.npz", **changes)
+    data.load_data.cache_clear()
+    return data.load_data(str(folder / "a.npz"))
+
+
+def test_npz(tmp_path):
+    colours = load_npz(tmp_path)
+    assert np.array_equal(colours.x_train, SAMPLES[:20])
+    assert np.array_equal(colours.y_train, LABELS[:20])
+    assert np.array_equal(colours.x_test, SAMPLES[20:])
+    assert np.array_equal(colours.y_test, LABELS[20:])
+    assert colours.classes == 3
+    assert colours.owner is None
+    assert np.allclose(colours.mean, SAMPLES[:20].mean((0, 1, 2), dtype=float))
+    assert np.allclose(colours.std, SAMPLES[:20].std((0, 1, 2), dtype=float))
+
+
+def test_small_images_are_padded_with_black(tmp_path):
+    write_npz(tmp_path / "a.npz")
+    padded = data.load_data(str(tmp_path / "a.npz"), side=33)
+    margins = ((0, 0), (7, 8), (7, 8), (0, 0))
+    assert np.array_equal(padded.x_train, np.pad(SAMPLES[:20], margins))
+    assert np.array_equal(padded.x_test, np.pad(SAMPLES[20:], margins))
+    large = data.load_data(str(tmp_path / "a.npz"), side=9)
+    assert np.array_equal(large.x_train, SAMPLES[:20])
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.uint64, ">i8"])
+def test_npz_of_floats_without_channels_with_owners(kind, tmp_path):
+    grey = SAMPLES[..., 0]
+    x_test = (grey[20:] / 255).astype(np.float32)
+    owner = np.arange(20) // 4
+    y_train = LABELS[:20].astype(kind)
+    found = load_npz(tmp_path, x_train=grey[:20] / 255, x_test=x_test, owner=owner, y_train=y_train)
+    assert np.array_equal(found.x_train[..., 0], grey[:20])
+    assert np.array_equal(found.x_test[..., 0], grey[20:])
+    assert np.array_equal(found.y_train, LABELS[:20])
+    assert found.owner.tolist() == owner.tolist()
+
+
+def test_black_images_have_finite_values(tmp_path):
+    assert load_npz(tmp_path, x_train=BLACK).images("train").isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"x_train": np.full(BLACK.shape, 2.0)},
+        {"x_train": np.full(BLACK.shape, -0.1)},
+        {"x_train": np.full(BLACK.shape, np.nan)},
+        {"x_train": BLACK.astype(np.int64)},
+        {"x_train": BLACK[0, 0]},
+        {"x_train": BLACK[:5]},
+        {"x_train": BLACK[:, :9]},
+        {"x_train": BLACK[:0], "y_train": LABELS[:0]},
+        {"x_train": BLACK[..., None]},
+        {"x_train": np.array(3, np.uint8)},
+        {"x_train": np.array(["a"] * 20)},
+        {"y_train": np.array(3)},
+        {"y_train": LABELS[:20, None]},
+        {"y_train": LABELS[:20].astype(float)},
+        {"y_train": LABELS[:20] - 1},
+        {"y_train": LABELS[:20] * 10**6},
+        {"y_train": LABELS[:20].astype(str)},
+        {"y_train": np.array([None] * 20)},
+        {"y_test": np.arange(10)},
+        {"owner": np.arange(3)},
+    ],
+)
+def test_malformed_npz(tmp_path, changes):
+    with pytest.raises(UsageError, match=r"^--dataset [^\n]*a.npz: [^\n]+$"):
+        load_npz(tmp_path, **changes)
+
+
+def write_bomb(path):
+    """An .npz of a kilobyte whose header promises 10^15 bytes."""
+    shape = "(1000000000, 1000, 1000, 1)"
+    head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode()
+    with zipfile.ZipFile(path, "w") as file:
+        for name in ("x_train", "y_train", "x_test", "y_test"):
+            file.writestr(f"{name}.npy", array)
+
+
+@pytest.mark.parametrize(
+    "name", ["cut.npz", "text.npz", "flipped.npz", "names.npz", "bomb.npz", "absent.npz", "absent"]
+)
+def test_npz_that_is_none(name, tmp_path):
+    write_npz(tmp_path / "a.npz")
+    whole = (tmp_path / "a.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.npz").write_text("hello")
+    flipped = whole[:9000] + bytes([whole[9000] ^ 4]) + whole[9001:]
+    (tmp_path / "flipped.npz").write_bytes(flipped)
+    np.savez(tmp_path / "names.npz", x=BLACK)
+    write_bomb(tmp_path / "bomb.npz")
+    with pytest.raises(UsageError, match=r"^--dataset [^\n]{3,800}$"):
+        data.load_data(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "part, low, high",
+    [("x_train", -1, 79), ("y_train", 0, 80), ("x_test", 0, 80), ("y_test", -1, 3)],
+)
+def test_a_text_of_other_characters_is_refused(part, low, high):
+    arrays = {"x_train": np.full((6, 4), 79), "y_train": np.full(6, 79)}
+    arrays |= {"x_test": np.full((6, 4), 79), "y_test": np.full(6, 79)}
+    assert data.from_arrays(**arrays).classes == 80
+    arrays[part].flat[:2] = low, high
+    with pytest.raises(ValueError, match="wanted"):
+        data.from_arrays(**arrays)
+
+
+def test_checksum_changes_with_every_part():
+    x = SAMPLES[:10]
+    arrays = {"x_train": x, "y_train": LABELS[:10], "x_test": x.copy(), "y_test": LABELS[:10]}
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    arrays["owner"] = np.arange(10) // 2
+    first = data.from_arrays(**arrays).checksum
+    assert data.from_arrays(**arrays).checksum == first
+    found = {first}
+    for name, array in arrays.items():
+        changed = array.copy()
+        changed.flat[0] = (changed.flat[0] + 1) % 3
+        found.add(data.from_arrays(**arrays | {name: changed}).checksum)
+    assert len(found) == 6
+    names = np.array(["b", "c", "d", "e", "f"])[arrays["owner"]]
+    assert data.from_arrays(**arrays | {"owner": names}).checksum == first  # owners by name
+
+
+# ---------------------------------------------------------------------------------------- folders
+
+
+def write_tree(root, side=18) -> dict:
+    """Three PNG files of two classes in train/ and test/; their pixels by (split, place)."""
+    rng = np.random.default_rng(0)
+    pixels = {}
+    for split in ("train", "test"):
+        for label, name in enumerate(("cat", "dog")):
+            (root / split / name).mkdir(parents=True)
+            for i in range(3):
+                image = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
+                Image.fromarray(image).save(root / split / name / f"{i}.png")
+                pixels[split, 3 * label + i] = image
+    return pixels
+
+
+def test_image_folder(tmp_path):
+    """Other files are ignored, folders within a class are read."""
+    pixels = write_tree(tmp_path)
+    cat = tmp_path / "train" / "cat"
+    (cat / "notes.txt").write_text("of the photographer")
+    (cat / "more").mkdir()
+    (cat / "2.png").rename(cat / "more" / "2.png")
+    folder = data.load_data(str(tmp_path))
+    assert folder.classes == 2
+    splits = {"train": (folder.x_train, folder.y_train), "test": (folder.x_test, folder.y_test)}
+    for split, (x, y) in splits.items():
+        assert y.tolist() == [0, 0, 0, 1, 1, 1]
+        for i in range(6):
+            assert np.array_equal(x[i], pixels[split, i])
+
+
+def test_grey_palette_and_transparent_images_become_rgb(tmp_path):
+    write_tree(tmp_path)
+    grey = np.arange(324, dtype=np.uint8).reshape(18, 18)
+    cat = tmp_path / "train" / "cat"
+    Image.fromarray(grey).save(cat / "0.png")
+    Image.fromarray(grey).convert("P").save(cat / "1.png")
+    Image.fromarray(grey).convert("RGBA").save(cat / "2.png")
+    folder = data.load_data(str(tmp_path))
+    for i in range(3):
+        assert np.array_equal(folder.x_train[i], np.stack([grey] * 3, -1))
+
+
+def huge_png() -> bytes:
+    """A PNG of a hundred bytes that says it has 9 * 10^8 pixels."""
+    header = struct.pack(">II5B", 30_000, 30_000, 8, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, body in ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0")), (b"IEND", b"")):
+        checksum = struct.pack(">I", zlib.crc32(name + body))
+        content += struct.pack(">I", len(body)) + name + body + checksum
+    return content
+
+
+def other_size(root, image):
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(image)
+
+
+def sixteen_bits(root, image):
+    pixels = np.arange(324, dtype=np.uint16).reshape(18, 18) * 200
+    Image.fromarray(pixels).save(image)
+
+
+DAMAGES = {
+    "no test": lambda root, image: shutil.rmtree(root / "test"),
+    "no class": lambda root, image: [shutil.rmtree(path) for path in (root / "train").iterdir()],
+    "garbage": lambda root, image: image.write_bytes(b"not an image"),
+    "cut": lambda root, image: image.write_bytes(image.read_bytes()[:400]),
+    "other size": other_size,
+    "16 bits": sixteen_bits,
+    "bomb": lambda root, image: image.write_bytes(huge_png()),
+    "other classes": lambda root, image: (root / "test" / "cat").rename(root / "test" / "cow"),
+    "empty class": lambda root, image: (root / "train" / "eel").mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_malformed_image_folder(tmp_path, damage):
+    write_tree(tmp_path)
+    DAMAGES[damage](tmp_path, tmp_path / "train" / "cat" / "0.png")
+    with pytest.raises(UsageError, match=r"^--dataset [^\n]*$") as error:
+        data.load_data(str(tmp_path))
+    if damage in ("garbage", "cut", "16 bits", "bomb"):
+        assert "cat/0.png" in str(error.value)
+
+
+# ------------------------------------------------------------------------------------ Shakespeare
+
+
+def windows_of_80(codes) -> tuple[list, list]:
+    """x and y of a list of codes, by hand."""
+    x, y = [], []
+    begin = 0
+    while begin + 80 < len(codes):
+        x.append(codes[begin : begin + 80])
+        y.append(codes[begin + 80])
+        begin += 80
+    return x, y
+
+
+def test_shakespeare(tmp_path):
+    rng = np.random.default_rng(0)
+    letters = [*data.CHARACTERS.replace("\n", ""), "~"]  # ~ is none of the 80
+    speech = {}
+    for name, n in (("A", 1001), ("B", 500), ("C", 90)):
+        speech[name] = "y" + "".join(rng.choice(letters, n)) + "x"
+    blocks = [
+        f"A:\n{speech['A'][:600]}",
+        f"B:\n{speech['B']}",
+        "no colon here",
+        f"A:\n{speech['A'][600:]}",
+        f"C:\n{speech['C']}",
+    ]
+    (tmp_path / "tinyshakespeare.txt").write_text("\n\n".join(blocks))
+    found = data.load_data("shakespeare", str(tmp_path))
+
+    code = {character: i for i, character in enumerate(data.CHARACTERS)}
+    train_x, train_y, test_x, test_y, owner = [], [], [], [], []
+    speech["A"] = speech["A"][:600] + "\n" + speech["A"][600:]
+    for role, text in enumerate(speech.values()):
+        codes = [code.get(character, code[" "]) for character in text]
+        end = int(len(codes) * 0.8)
+        x, y = windows_of_80(codes[:end])
+        train_x += x
+        train_y += y
+        owner += [role] * len(x)
+        x, y = windows_of_80(codes[end:])
+        test_x += x
+        test_y += y
+    assert owner.count(1) == 5  # B's 401 training characters end with its fifth window's label
+    assert len(data.CHARACTERS) == len(set(data.CHARACTERS)) == 80 == found.classes
+    assert found.x_train.tolist() == train_x
+    assert found.y_train.tolist() == train_y
+    assert found.x_test.tolist() == test_x
+    assert found.y_test.tolist() == test_y
+    assert found.owner.tolist() == owner
+    file = data.load_data("shakespeare", str(tmp_path / "tinyshakespeare.txt"))
+    assert torch.equal(file.x_train, found.x_train)
+
+
+@pytest.mark.parametrize("name", ["short.txt", "gone"])
+def test_a_text_without_speeches(name, tmp_path):
+    (tmp_path / "short.txt").write_text("A:\nhello\n\nB:\nworld")
+    with pytest.raises(UsageError, match=f"{name}[^\n]*$") as error:
+        data.load_data("shakespeare", str(tmp_path / name))
+    assert "tinyshakespeare.txt" in str(error.value)
+
+
+def test_tiny_shakespeare(real_data):
+    text = data.load_data("shakespeare", str(real_data))
+    first = "".join(data.CHARACTERS[i] for i in text.x_train[0].tolist())
+    assert first.startswith("Before we proceed any further, hear me speak.")
+    assert text.x_train.shape[1] == 80
+    assert len(text.owner) == len(text.y_train)
+    assert len(np.unique(text.owner)) > 50
+
+
+# ------------------------------------------------------------------------- torchvision's data sets
+
+
+def fake(n, classes, is_online=True):
+    """A torchvision data set to be downloaded: n training images, half as many for testing."""
+
+    def make(root, train, download=False, **options):
+        if not download:
+            raise RuntimeError("Dataset not found")
+        if not is_online:
+            raise OSError("<urlopen error>\nno network")
+        size = n if train else n // 2
+        first = 1 if options == {"split": "letters"} else 0  # EMNIST's letters count from 1
+        images = torch.full((size, 28, 28), 9, dtype=torch.uint8)
+        return SimpleNamespace(data=images, targets=torch.arange(size) % classes + first)
+
+    return make
+
+
+def test_emnist(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "EMNIST", fake(130, 26))
+    for name in ("emnist", "emnist-byclass"):
+        found = data.load_data(name, str(tmp_path))
+        assert found.classes == 26
+        assert found.x_train.shape == (130, 28, 28, 1)
+        assert found.x_test.shape == (65, 28, 28, 1)
+        assert found.y_train.tolist() == [i % 26 for i in range(130)]
+
+
+@pytest.mark.parametrize("name, kind", [("cifar10", "CIFAR10"), ("cifar100", "CIFAR100")])
+def test_cifar_as_torchvision_holds_it(name, kind, tmp_path, monkeypatch):
+    """A uint8 array and a list of labels."""
+
+    def make(root, train, download):
+        part = slice(0, 20) if train else slice(20, 30)
+        return SimpleNamespace(data=SAMPLES[part], targets=LABELS[part].tolist())
+
+    monkeypatch.setattr(datasets, kind, make)
+    found = data.load_data(name, str(tmp_path))
+    assert np.array_equal(found.x_train, SAMPLES[:20])
+    assert np.array_equal(found.x_test, SAMPLES[20:])
+    assert found.y_train.tolist() == LABELS[:20].tolist()
+    assert found.y_test.tolist() == LABELS[20:].tolist()
+
+
+def test_a_data_set_that_is_not_there_and_one_of_other_pixels(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "CIFAR10", fake(4, 2, is_online=False))
+    with pytest.raises(
+        UsageError, match="^--dataset cifar10: [^\n]*urlopen[^\n]*--data-dir[^\n]*$"
+    ):
+        data.load_data("cifar10", str(tmp_path))
+    monkeypatch.setattr(datasets, "MNIST", fake(60, 10))
+    with pytest.raises(UsageError, match="^--dataset mnist: [^\n]*checksum[^\n]*--data-dir[^\n]*$"):
+        data.load_data("mnist", str(tmp_path))
+
+
+class FakeCelebA:
+    attr_names = ["Bald", "Smiling", ""]
+
+    def __init__(self, root, split, target_type, transform, download):
+        self.n = 6 if split == "train" else 4
+        self.transform = transform
+        self.attr = torch.zeros(self.n, 3, dtype=torch.int64)
+        self.attr[:, 1] = torch.arange(self.n) % 2
+        self.identity = torch.arange(self.n)[:, None] // 2 + 10
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        if i == self.n:
+            raise IndexError
+        pixels = np.full((218, 178, 3), 10 * i, np.uint8)
+        pixels[:20] = 255  # cut off
+        return self.transform(Image.fromarray(pixels)), 0
+
+
+def test_celeba_has_owners_and_smiles(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "CelebA", FakeCelebA)
+    faces = data.load_data("celeba", str(tmp_path))
+    assert faces.x_train.shape == (6, 84, 84, 3)
+    assert (faces.x_train[3] == 30).all()
+    assert len(faces.x_test) == 4
+    assert faces.y_train.tolist() == [0, 1, 0, 1, 0, 1]
+    assert faces.y_test.tolist() == [0, 1, 0, 1]
+    assert faces.owner.tolist() == [10, 10, 11, 11, 12, 12]
+
+
+def test_mnist_against_its_own_bytes(real_data):
+    mnist = data.load_data("mnist", str(real_data))
+    raw = real_data / "MNIST" / "raw"
+    splits = {"train": (mnist.x_train, mnist.y_train), "t10k": (mnist.x_test, mnist.y_test)}
+    for split, (x, y) in splits.items():
+        images = np.frombuffer((raw / f"{split}-images-idx3-ubyte").read_bytes()[16:], np.uint8)
+        labels = np.frombuffer((raw / f"{split}-labels-idx1-ubyte").read_bytes()[8:], np.uint8)
+        assert np.array_equal(x.numpy().ravel(), images)
+        assert np.array_equal(y.numpy(), labels)
+    assert mnist.mean.item() / 255 == pytest.approx(0.1307, abs=1e-4)
+    assert mnist.std.item() / 255 == pytest.approx(0.3081, abs=1e-4)
+    fashion = data.load_data("fmnist", str(real_data))
+    assert len(fashion.y_train) == 60_000  # its checksum is known, too
+
+
+@pytest.mark.parametrize(
+    "name, place", [("train-images-idx3-ubyte", 20_000), ("t10k-labels-idx1-ubyte", 100)]
+)
+def test_a_flipped_bit_of_mnist_is_found(name, place, real_data, tmp_path):
+    copy = tmp_path / "MNIST" / "raw"
+    copy.mkdir(parents=True)
+    for file in (real_data / "MNIST" / "raw").glob("*-ubyte"):
+        (copy / file.name).symlink_to(file)
+    content = bytearray((copy / name).read_bytes())
+    content[place] ^= 1
+    (copy / name).unlink()
+    (copy / name).write_bytes(content)
+    with pytest.raises(UsageError, match="^--dataset mnist: [^\n]*checksum"):
+        data.load_data("mnist", str(tmp_path))
+
+
+def test_cifar_npz_and_folder_hold_the_same_images(real_data, tmp_path):
+    for split in ("train", "test"):
+        for source in (real_data / "cifar10_jpeg" / split).iterdir():
+            copy = tmp_path / split / source.name
+            copy.mkdir(parents=True)
+            for file in itertools.islice(source.iterdir(), 12):
+                shutil.copy(file, copy / file.name)
+    folder = data.load_data(str(tmp_path))
+    whole = data.load_data(str(real_data / "cifar10_jpeg.npz"))
+    assert whole.x_train.shape == (50_000, 32, 32, 3)
+    assert len(folder.y_train) == 120
+    assert folder.classes == whole.classes == 10
+    for split in ("train", "test"):
+        x, y, all_x, all_y = (
+            getattr(found, f"{part}_{split}") for found in (folder, whole) for part in "xy"
+        )
+        label = {}
+        for image, c in zip(all_x.numpy(), all_y.tolist(), strict=True):
+            label[image.tobytes()] = c
+        assert [label[image.tobytes()] for image in x.numpy()] == y.tolist()
+
+
+@pytest.mark.parametrize(
+    "name, classes, mean",
+    [
+        ("cifar10", 10, [0.49139968, 0.48215841, 0.44653091]),
+        ("cifar100", 100, [0.50707516, 0.48654887, 0.44091784]),
+    ],
+)
+def test_cifars_published_moments(name, classes, mean, real_data):
+    found = data.load_data(str(real_data / f"{name}.npz"))
+    assert found.classes == classes
+    assert found.x_train.shape == (50_000, 32, 32, 3)
+    assert np.allclose(found.mean.numpy() / 255, mean, atol=1e-7)
+
+
+# ------------------------------------------------------------------------------------- partitions
+
+KINDS = ("iid", "label-skew", "dirichlet", "dirichlet-client", "dirichlet-ext")
+
+
+def deal(kind, labels, clients, alpha=1.0, seed=0, **more) -> list[np.ndarray]:
+    return data.partition(kind, labels, clients, alpha, np.random.default_rng(seed), **more)
+
+
+def count_labels(shards, labels) -> np.ndarray:
+    """(clients, classes)"""
+    classes = labels.max() + 1
+    return np.array([np.bincount(labels[shard], minlength=classes) for shard in shards])
+
+
+def holder_of(shards, n) -> np.ndarray:
+    """Who holds each sample, (n,)."""
+    holder = np.full(n, -1)
+    for m, shard in enumerate(shards):
+        holder[shard] = m
+    return holder
+
+
+def count_sizes(shards) -> np.ndarray:
+    return np.array([len(shard) for shard in shards])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_partitions(seed):
+    """100 times: disjoint, covering, sorted, seeded; as many samples move as small clients lack."""
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        kind = KINDS[rng.integers(5)]
+        n = int(rng.integers(1, 300))
+        clients = int(rng.integers(1, min(n, 40) + 1))
+        labels = rng.integers(0, rng.integers(1, 12), n)
+        low = int(rng.integers(0, n // clients + 1))
+        case = {"kind": kind, "labels": labels, "clients": clients}
+        case |= {"alpha": 10 ** rng.uniform(-3, 3), "seed": int(rng.integers(1000))}
+        case |= {"classes_per_client": int(rng.integers(1, 5))}
+        shards = deal(**case, min_size=low)
+        again = deal(**case, min_size=low)
+        free = deal(**case, min_size=0)
+        assert len(shards) == clients, case
+        assert np.array_equal(np.sort(np.concatenate(shards)), np.arange(n)), case
+        for shard, same in zip(shards, again, strict=True):
+            assert np.array_equal(shard, np.sort(shard)), case
+            assert np.array_equal(shard, same), case
+        sizes = count_sizes(shards)
+        before = count_sizes(free)
+        assert sizes.min() >= low, case
+        moved = (holder_of(shards, n) != holder_of(free, n)).sum()
+        assert moved == np.maximum(low - before, 0).sum(), case
+        assert (sizes[before < low] == low).all(), case
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_seed_gives_another_partition(kind):
+    labels = np.arange(100) % 10
+    first = holder_of(deal(kind, labels, 10, 0.5, seed=1), 100)
+    second = holder_of(deal(kind, labels, 10, 0.5, seed=2), 100)
+    assert not np.array_equal(first, second)
+
+
+def test_the_poor_are_filled_from_the_largest_at_random():
+    shards = deal("dirichlet", np.zeros(100, dtype=int), 5, 1e-3, min_size=8)
+    assert sorted(count_sizes(shards)) == [8, 8, 8, 8, 68]
+    given = np.sort(np.concatenate([shard for shard in shards if len(shard) == 8]))
+    assert np.ptp(given) > 40  # not the largest client's first or last samples
+    labels = np.repeat(np.arange(4), (50, 48, 1, 1))  # client m holds class m
+    shards = deal("label-skew", labels, 4, min_size=11, classes_per_client=1)
+    assert count_sizes(shards).tolist() == [39, 39, 11, 11]  # in turn from whoever has most
+
+
+def test_iid_sizes_and_mixture():
+    labels = np.arange(1003) % 10
+    shards = deal("iid", labels, 10)
+    assert set(count_sizes(shards)) == {100, 101}
+    assert (count_labels(shards, labels) > 0).all()
+    assert np.mean(np.diff(shards[0])) > 5  # not consecutive
+
+
+@pytest.mark.parametrize("held", [1, 2, 4])
+def test_label_skew_holders_and_equal_split(held):
+    labels = np.random.default_rng(0).integers(0, 10, 4000)
+    shards = deal("label-skew", labels, 25, seed=1, classes_per_client=held)
+    counts = count_labels(shards, labels)
+    assert ((counts > 0).sum(1) == held).all()
+    assert all(counts[m, m % 10] > 0 for m in range(25))
+    for c in range(10):
+        parts = counts[counts[:, c] > 0, c]
+        assert parts.max() - parts.min() <= 1
+        assert parts.sum() == (labels == c).sum()
+
+
+def test_label_skews_other_class_is_uniform():
+    labels = np.arange(60_000) % 10
+    counts = count_labels(deal("label-skew", labels, 3000, seed=1), labels)
+    offsets = []
+    for m, row in enumerate(counts):
+        offsets += [(c - m) % 10 for c in np.flatnonzero(row) if c != m % 10]
+    found = np.bincount(offsets, minlength=10)
+    assert found[0] == 0
+    assert len(offsets) == 3000
+    deviation = math.sqrt(3000 / 9 * 8 / 9)
+    assert np.abs(found[1:] - 3000 / 9).max() < 5 * deviation
+
+
+def dirichlet_variance(m, alpha) -> float:
+    """Of a share of Dir(alpha) over m holders, whose mean is 1 / m."""
+    return (1 / m) * (1 - 1 / m) / (m * alpha + 1)
+
+
+def test_dirichlet_shares_have_the_moments_of_the_distribution():
+    labels = np.repeat(np.arange(600), 200)
+    shards = deal("dirichlet", labels, 5, 0.5, min_size=0)
+    shares = count_labels(shards, labels) / 200
+    assert np.allclose(shares.mean(1), 1 / 5, atol=0.05)
+    assert shares.var() == pytest.approx(dirichlet_variance(5, 0.5), rel=0.12)
+
+
+def test_dirichlet_ext_shares_have_the_moments_of_the_distribution():
+    """The holders are label-skew's of the same seed: 4 of them hold a class on average."""
+    labels = np.repeat(np.arange(600), 200)
+    options = {"min_size": 0, "classes_per_client": 4}
+    shares = count_labels(deal("dirichlet-ext", labels, 600, 0.5, **options), labels) / 200
+    held = count_labels(deal("label-skew", labels, 600, 0.5, **options), labels) > 0
+    assert (held.sum(1) == 4).all()
+    assert np.allclose(shares.sum(0), 1)
+    assert not shares[~held].any()
+    of_four = held.sum(0) == 4
+    shares = shares[:, of_four][held[:, of_four]]
+    assert len(shares) > 300
+    deviation = (shares - 1 / 4) ** 2
+    assert deviation.mean() == pytest.approx(dirichlet_variance(4, 0.5), rel=0.12)
+
+
+@pytest.mark.parametrize("clients", [5, 2000])
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-client", "dirichlet-ext"])
+def test_the_smallest_alpha(kind, clients):
+    """No NaN, whatever the length of the vector of shares."""
+    labels = np.repeat(np.arange(10), 400)
+    counts = count_labels(deal(kind, labels, clients, 1e-3, min_size=0), labels)
+    assert (counts.sum(0) == 400).all()
+    if kind == "dirichlet" and clients == 5:
+        assert np.median(counts.max(0)) == 400  # a class lies with one client
+    if kind == "dirichlet-client":
+        assert set(counts.sum(1)) == {4000 // clients}
+
+
+@pytest.mark.parametrize(
+    "kind, error", [("dirichlet", 1), ("dirichlet-client", 60), ("dirichlet-ext", 1)]
+)
+def test_the_largest_alpha(kind, error):
+    labels = np.repeat(np.arange(10), 400)
+    shards = deal(kind, labels, 5, 1e6, classes_per_client=10)
+    assert np.abs(count_labels(shards, labels) - 80).max() <= error
+
+
+def test_dirichlet_client_has_equal_sizes_and_follows_alpha():
+    labels = np.repeat(np.arange(10), 200)
+
+    def distance_from_uniform(alpha):
+        shards = deal("dirichlet-client", labels, 20, alpha)
+        assert set(count_sizes(shards)) == {100}
+        shares = count_labels(shards, labels) / 100
+        return np.abs(shares - 0.1).sum(1).mean() / 2
+
+    assert distance_from_uniform(0.01) > 0.7
+    assert 0.2 < distance_from_uniform(0.5) < 0.7
+    assert distance_from_uniform(1e3) < 0.2
+
+
+class Rigged(np.random.Generator):
+    """Nine clients want classes as they are; one wants a class that there is not."""
+
+    def dirichlet(self, alpha, size):
+        return np.array([[0.0, 1.0, 0.0]] + [[0.75, 0.0, 0.25]] * 9)
+
+
+def test_a_client_whose_classes_are_used_up_takes_what_is_left():
+    labels = np.repeat((0, 2), (3000, 1000))
+    rng = Rigged(np.random.PCG64(0))
+    shards = data.partition("dirichlet-client", labels, 10, 1.0, rng)
+    assert (labels[shards[0]] == 2).mean() == pytest.approx(0.25, abs=0.07)
+
+
+def test_the_smallest_shares_are_dealt():
+    """Where all that a client wants weighs less than a float's smallest normal number."""
+
+    class Tiny(np.random.Generator):
+        def dirichlet(self, alpha, size):
+            return np.tile([0.0, 5e-324, 0.0], (size, 1))
+
+        def random(self):
+            return 0.75
+
+    labels = np.repeat(np.arange(3), 10)
+    shards = data.partition("dirichlet-client", labels, 3, 1e-3, Tiny(np.random.PCG64(0)))
+    assert (count_labels(shards, labels).sum(0) == 10).all()
+
+
+def test_natural_clients_are_whole():
+    owner = np.repeat(np.arange(12) * 7, np.arange(1, 13))
+    shards = deal("natural", owner * 0, 5, min_size=4, owner=owner)
+    names = [np.unique(owner[shard]) for shard in shards]
+    assert [len(name) for name in names] == [1] * 5
+    assert len({int(name[0]) for name in names}) == 5
+    for shard, name in zip(shards, names, strict=True):
+        assert len(shard) == (owner == name).sum() >= 4
+    other = deal("natural", owner * 0, 5, seed=1, min_size=4, owner=owner)
+    assert {len(shard) for shard in other} != {len(shard) for shard in shards}
+    every = deal("natural", owner * 0, 11, owner=owner)
+    assert count_sizes(every).tolist() == list(range(2, 13))
+    with pytest.raises(UsageError, match="only 11"):  # of the 12, one has a single sample
+        deal("natural", owner * 0, 12, owner=owner)
+
+
+@pytest.mark.parametrize(
+    "kind, clients, low, owner, message",
+    [
+        ("iid", 11, 1, None, "--clients 11"),
+        ("iid", 5, 3, None, "--clients 5"),
+        ("natural", 5, 1, None, "natural"),
+        ("natural", 5, 1, np.arange(10) // 5, "only 2"),
+    ],
+)
+def test_partition_errors(kind, clients, low, owner, message):
+    with pytest.raises(UsageError, match=message):
+        deal(kind, np.zeros(10, int), clients, min_size=low, owner=owner)
+
+
+def test_epochs_of_batches():
+    shard = np.arange(100, 123)
+    batches = data.epochs_of_batches(shard, 3, 5, np.random.default_rng(0))
+    assert batches.shape == (15, 5)
+    for epoch in batches.reshape(3, 25):
+        assert np.array_equal(np.sort(epoch[epoch >= 0]), shard)
+        assert (epoch[-2:] == -1).all()
+    assert not np.array_equal(batches[:5], batches[5:10])
+    assert np.ptp(batches[0]) > 4
+
+
+# ---------------------------------------------------------------------------------- FILE.py:NAME
+
+
+def test_a_name_is_found_in_a_file_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def add(a, b):\n    return a + b + offset\n\noffset = 5\n")
+    assert data.load_from_file("mine.py:add")(1, 2) == 8
+    assert data.load_from_file(f"{tmp_path}/mine.py:add")(1, 2) == 8
+    with pytest.raises(AttributeError, match="mine.py holds no other"):
+        data.load_from_file("mine.py:other")
+
+
+def test_the_checksum_of_a_users_file_changes_with_its_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("net = 1")
+    assert data.source_checksum("mine.py:net") == zlib.crc32(b"net = 1")
+    assert data.source_checksum("mine.py:other") == data.source_checksum("mine.py:net")
+    (tmp_path / "mine.py").write_text("net = 2")
+    assert data.source_checksum("mine.py:net") == zlib.crc32(b"net = 2")
+    for word in ("lenet5", "mine.py", 3, 0.5, None, "a:b"):
+        assert data.source_checksum(word) is None
+    with pytest.raises(UsageError, match="^gone.py:net: [^\n]*No such file[^\n]*$"):
+        data.source_checksum("gone.py:net")
+
+
+def test_first_line_of_an_error():
+    assert data.first_line(ValueError("one\ntwo")) == "one"
+    assert data.first_line(ValueError()) == "ValueError"
+    assert data.first_line(ValueError("x" * 1000)) == "x" * 300
