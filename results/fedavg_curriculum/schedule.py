@@ -1,0 +1,101 @@
+"""python -m results.fedavg_curriculum.schedule --order curriculum shuffled weighted vanilla
+
+Draws schedule.png and trains nothing: above g of the five families of pacing functions (Fig. 9 of
+the paper), below what one client of 500 samples sees under each order, a column for each local
+step. Colour is a sample's rank by difficulty, paler where its loss weighs less. Prints how often
+an order visits the easiest .. hardest fifth of the samples.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+import common
+import experiment
+import fedavg_curriculum as paper
+from data import UsageError
+from results.fedavg_curriculum import exposure
+
+N = 500
+DIFFICULTY = -np.log1p(-np.arange(N) / N)  # exponential: few samples are hard
+PRESETS = {
+    "fig9": "--order curriculum anti random vanilla --epochs 10  # g, and what a client sees",
+}
+
+
+def draw_schedule(configs: list, folder: Path) -> None:
+    """schedule.png, a panel for each config under that of the pacing functions."""
+    from matplotlib import pyplot
+
+    first = configs[0]
+    rows = 1 + len(configs)
+    size = (8, 2 + 1.1 * len(configs))
+    figure, axes = pyplot.subplots(rows, figsize=size, sharex=True, layout="constrained")
+    plot_pacing(first, axes[0])
+    axes[0].set_title(
+        f"a = {first.pacing_a}, b = {first.pacing_b}; below: {first.pacing} pacing, {N} samples"
+    )
+    for config, ax in zip(configs, axes[1:], strict=True):
+        batches, weights = draw_batches(config)
+        image = show(batches, weights, ax)
+        ax.set(ylabel=config.order, yticks=[])
+        visits = " ".join(f"{v:5.1f}" for v in visits_of_fifths(batches, weights))
+        print(f"{config.order:<16} visits by fifth, easiest first: {visits}")
+    axes[-1].set(xlabel="local step")
+    figure.colorbar(image, ax=axes[1:], label="difficulty, 0 = easiest")
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / "schedule.png", dpi=150)
+    pyplot.close(figure)
+
+
+def plot_pacing(config, ax) -> None:
+    """g of each family, at every local step of a client of N samples."""
+    T = config.epochs * -(-N // config.batch_size)
+    for family in paper.PACINGS:
+        g = [
+            paper.pacing(family, step, T, N, config.pacing_a, config.pacing_b) for step in range(T)
+        ]
+        ax.plot(g, label=family)
+    ax.set(ylabel="g")
+    ax.legend(ncols=5, fontsize="x-small")
+
+
+def draw_batches(config) -> tuple:
+    """The client's batches and their weights, (T, B) each: sample i is the i-th easiest."""
+    shard = np.arange(N)
+    streams = common.Streams(config.seed)
+    fl = SimpleNamespace(shards=[shard], sizes=[N], labels=shard, streams=streams)
+    return exposure.draw_batches(config, fl, 0, 0, DIFFICULTY)
+
+
+def show(batches: np.ndarray, weights: np.ndarray, ax):
+    """An image: a column is a step, its samples sorted by difficulty; padding stays blank."""
+    ranks = np.where(batches < 0, np.nan, batches / N)
+    places = np.argsort(batches, axis=1)
+    ranks = np.take_along_axis(ranks, places, axis=1)
+    opacity = np.take_along_axis(weights / weights.max(), places, axis=1)
+    options = {"aspect": "auto", "origin": "lower", "interpolation": "nearest"}
+    return ax.imshow(ranks.T, alpha=opacity.T, vmin=0, vmax=1, **options)
+
+
+def visits_of_fifths(batches: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(5,): mean visits of a sample, by weight, in the easiest .. hardest fifth."""
+    drawn = batches >= 0
+    visits = np.bincount(batches[drawn], weights[drawn], minlength=N)
+    return visits.reshape(5, -1).mean(1)
+
+
+def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        configs, _ = experiment.parse(exposure.Config, PRESETS, __doc__, argv)
+        draw_schedule(configs, Path(configs[0].out or "results/fedavg_curriculum"))
+    except UsageError as error:
+        experiment.stop(2, f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
