@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -44,6 +43,7 @@ from data import Data, UsageError
 from experiment import flag
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
+MIXTURE = 9  # numbers of a mixture: alpha, mu, sigma^2 of three Gaussians
 DRAWS = 320  # N_k, the server's draws from each client's mixture
 NOISE = 32  # length of epsilon
 TEACHING_STEPS, TEACHING_BATCH, TEACHING_LR = 50, 128, 1e-4  # of the generator in a round: Adam
@@ -116,6 +116,9 @@ class Config(experiment.Config):
         super().check()
         split_thresholds(self.thresholds)
 
+    def reads_rounds(self) -> bool:
+        return is_fedcl(self)  # a phase lasts a share of them
+
     def federation(self, data: Data, streams: common.Streams) -> "Users":
         """The users, who hold a random share of the training set; pixels are in [-1, 1]."""
         if data.mean is None:
@@ -149,26 +152,26 @@ def split_thresholds(text: str) -> list[float]:
 
 
 def federate(config: Config, fl: "Users", run: experiment.Run) -> None:
-    """Algorithm 1."""
+    """Algorithm 1. FedGen is the same without difficulty and phases."""
     state = fl.start() | begin()
     for t in run.rounds(state):
         clients = select_unfrozen(config, fl, t, state["frozen"])  # some of M_l
         batches = draw_batches(config, fl, t, clients)  # line 8
         generated = generate(config, fl, state, t, clients)  # line 9
         loss = functools.partial(objective, config)  # Eq. 19
-        update = fl.train(state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated)
-
-        mixtures = fit_mixtures(config, fl, t, update)  # line 13: D_k
-        columns = traffic(fl, state, update, mixtures)  # lines 4 and 14
-        state["mixtures"] |= mixtures
+        update = fl.train(  # line 11
+            state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated
+        )
+        columns = traffic(config, fl, state, update)  # lines 4 and 14
         state["label_counts"] |= count_labels(fl, clients, batches)  # line 10: c_k
         state["theta"] = average(state["frozen"], update)  # line 16: Eq. 21
-
-        draws = draw_from_mixtures(fl, state["mixtures"], t)  # line 21: N_k of each client
-        pool = np.sort(np.concatenate(list(draws.values())))  # line 19: N
-        state["pool"] = pool.tolist()  # line 18: the distribution beta
+        if is_fedcl(config):
+            state["mixtures"] |= fit_mixtures(config, fl, t, update)  # line 13: D_k
+            draws = draw_from_mixtures(fl, state["mixtures"], t)  # line 21: N_k of each client
+            state["pool"] = pool_draws(draws)  # lines 18 and 19: N, the distribution beta
         state |= teach(config, fl, state, t)  # line 17: Eq. 18
-        columns |= synchronise(config, state, update, draws, t)  # lines 19 to 26
+        if is_fedcl(config):
+            columns |= synchronise(config, state, update, draws, t)  # lines 19 to 26
         run.record(t, state, update, **columns)
 
 
@@ -207,8 +210,8 @@ def draw_batches(config, fl: "Users", t: int, clients: np.ndarray) -> list[np.nd
         batches = []
         while len(batches) < T:
             order = rng.permutation(shard)
-            for first in range(0, len(shard) - size + 1, size):
-                batches += [order[first : first + size]]
+            full = len(shard) // size * size
+            batches += list(order[:full].reshape(-1, size))
         schedule = np.full((T, B), -1)
         schedule[:, :size] = batches[:T]
         schedules.append(schedule)
@@ -335,6 +338,11 @@ def draw_scores(mixture: list, n: int, rng: np.random.Generator) -> np.ndarray:
     alpha, mu, variance = np.array(mixture)
     which = rng.choice(len(alpha), n, p=alpha / alpha.sum())
     return rng.normal(mu[which], np.sqrt(variance[which]))
+
+
+def pool_draws(draws: dict[int, np.ndarray]) -> list[float]:
+    """N: all clients' draws, sorted."""
+    return np.sort(np.concatenate(list(draws.values()))).tolist()
 
 
 def synchronise(config, state: dict, update: training.Update, draws: dict, t: int) -> dict:
@@ -467,23 +475,7 @@ def similarity(z: Tensor, epsilon: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------- the baselines
 
 
-def federate_fedgen(config: Config, fl: "Users", run: experiment.Run) -> None:
-    """FedGen: plain cross-entropy, a generator that knows no difficulty, and no phases."""
-    state = fl.start() | begin()
-    for t in run.rounds(state):
-        clients = fl.select(t, config.clients_per_round)
-        batches = draw_batches(config, fl, t, clients)
-        generated = generate(config, fl, state, t, clients)
-        loss = functools.partial(objective, config)
-        update = fl.train(state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated)
-        columns = traffic(fl, state, update, mixtures={})
-        state["label_counts"] |= count_labels(fl, clients, batches)
-        state["theta"] = average({}, update)
-        state |= teach(config, fl, state, t)
-        run.record(t, state, update, **columns)
-
-
-def federate_simple(config: Config, fl: "Users", run: experiment.Run) -> None:
+def federate_baseline(config: Config, fl: "Users", run: experiment.Run) -> None:
     """FedAvg; FedProx, whose base adds its term; FedEnsemble; FedDistill and FedDistill+."""
     state = fl.start() | {"logits": {}}
     for t in run.rounds(state):
@@ -569,64 +561,52 @@ class Users(common.Federation):
 
 def federate_method(config: Config, fl: Users, run: experiment.Run) -> None:
     """One method."""
-    if config.method == "fedcl":
+    if has_generator(config):
         federate(config, fl, run)
-    elif config.method == "fedgen":
-        federate_fedgen(config, fl, run)
     else:
-        federate_simple(config, fl, run)
+        federate_baseline(config, fl, run)
 
 
-def traffic(fl: Users, state: dict, update: training.Update, mixtures: dict) -> dict:
+def traffic(config, fl: Users, state: dict, update: training.Update) -> dict:
     """The round's megabytes: beside nets G, p(y) and all mixtures down, c_k and D_k up."""
     K = len(update.clients)
-    C = fl.data.classes
-    down = 0
+    received = 0
     if state["generator"]:  # beta is drawn alike by all, from the mixtures and a seed
         weights = sum(tensor.numel() for tensor in state["generator"].values())
-        down = weights + C + count_numbers(state["mixtures"])
-    up = K * C + count_numbers(mixtures)
-    return fl.cost(update, K * down, up)
+        received = weights + fl.data.classes + MIXTURE * len(state["mixtures"])
+    sent = fl.data.classes
+    if is_fedcl(config):
+        sent += MIXTURE
+    return fl.cost(update, K * received, K * sent)
 
 
-def count_numbers(mixtures: dict[int, list]) -> int:
-    """How many numbers describe these mixtures."""
-    return sum(len(part) for mixture in mixtures.values() for part in mixture)
-
-
-def plot(df: pd.DataFrame, folder: Path) -> None:
-    """Prints what a method reached and cost, results.csv; phases.png."""
+def plot(df, folder: Path) -> None:
+    """Prints what methods reached, results.csv; phases.png."""
     table = outcomes(df)
     table.to_csv(folder / "results.csv", index=False)
-    by_method = table.drop(columns="trial").groupby(["setting", "method"], sort=False)
-    means = by_method.mean()
-    means["reached"] = by_method.rounds.count()
-    print(
-        f"\nrounds and uploads to FedAvg's final accuracy\n{means.to_string(float_format='%.2f')}"
-    )
+    means = table.drop(columns="trial").groupby(["setting", "method"], sort=False).mean()
+    print(f"\nto FedAvg's final accuracy\n{means.to_string(float_format='%.2f', na_rep='-')}")
     if "phase" in df:
         phases = df.dropna(subset="phase")
         report.curves(phases, folder / "phases.png", "phase", "frozen", "beta_T")
 
 
-def outcomes(df: pd.DataFrame) -> pd.DataFrame:
-    """Of each run, among tested rounds: the first with FedAvg's final accuracy in the same trial.
+def outcomes(df):
+    """Of each run the first tested round with FedAvg's final accuracy in its trial, and uploads.
 
     paper_top5 is the mean of the five best rounds by the paper's protocol.
     """
+    import pandas as pd  # takes a while
+
     lines = []
     for (setting, trial), runs in df.groupby(["setting", "trial"], sort=False):
-        of_fedavg = runs.accuracy[runs.method == "fedavg"].dropna()
-        goal = of_fedavg.iloc[-1] if len(of_fedavg) else math.nan
+        goal = runs.accuracy[runs.method == "fedavg"].dropna().tail(1).max()  # NaN if not there
         for method, rows in runs.groupby("method", sort=False):
             first = rows[rows.accuracy >= goal].head(1)
             line = {"setting": setting, "method": method, "trial": trial}
             line["paper_top5"] = rows.accuracy_paper.nlargest(5).mean()
             line["rounds"] = first["round"].min()
             line["updates"] = first.uploads.min()
-            if "advance" in rows:
-                line["natural"] = (rows.advance == "natural").sum()
-                line["forced"] = (rows.advance == "forced").sum()
             lines.append(line)
     return pd.DataFrame(lines)
 

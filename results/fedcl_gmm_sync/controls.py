@@ -1,0 +1,154 @@
+"""python -m results.fedcl_gmm_sync.controls --dataset mnist --data-share 0.5 --alpha 0.1
+
+What of FedCL does the work: its phases, or the learning rate that hides in its loss? All of this is
+ours. The paper's methods, and
+
+fedcl-fresh     Eq. 21 over the clients of the round alone: those that wait are left out
+fedcl-nofreeze  nobody freezes, and there are no phases
+fedcl/e         FedCL at 1 / e of the learning rate: at tau = 10 its loss is then cross-entropy
+fedgen-e        FedGen at e times the learning rate, the factor that its loss gives FedCL
+fedavg-e        FedAvg at e times the learning rate
+
+fedcl and its variants have one column more, rank_correlation: do generated features obey? It is
+Spearman's, of the difficulty that the generator is told and the one that the global head sees.
+"""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import common
+import experiment
+import fedcl_gmm_sync as paper
+from experiment import flag
+
+CONTROLS = ("fedcl-fresh", "fedcl-nofreeze", "fedcl/e", "fedgen-e", "fedavg-e")
+METHODS = paper.METHODS + CONTROLS
+
+
+def is_fedcl(config) -> bool:
+    return config.method.startswith("fedcl")
+
+
+def has_phases(config) -> bool:
+    return is_fedcl(config) and config.method != "fedcl-nofreeze"
+
+
+def has_generator(config) -> bool:
+    return config.method.startswith(("fedcl", "fedgen"))
+
+
+@dataclass
+class Config(paper.Config):
+    """The flags of fedcl_gmm_sync.py; more methods read some of them."""
+
+    method: str = flag(
+        ("fedcl", "fedcl-fresh", "fedcl-nofreeze", "fedgen", "fedgen-e", "fedavg", "fedavg-e"),
+        "a method of the paper, or a control",
+        choices=METHODS,
+    )
+    tau: float = flag(10.0, "loss that parts easy from hard", above=0, high=1e6, when=is_fedcl)
+    lam: float = flag(0.5, "lambda of Eq. 7", above=0, when=is_fedcl)
+    thresholds: str = flag("0.8,0.6,0.2", "S, the phases' T, falling", when=has_phases)
+    v: float = flag(0.7, "share of draws at or below beta_T", low=0, high=1, when=has_phases)
+    phase_quorum: float = flag(
+        1.0, "share of frozen clients that ends a phase", above=0, high=1, when=has_phases
+    )
+    generator_hidden: int = flag(
+        256, "width of the generator", low=1, high=65536, when=has_generator
+    )
+
+    def reads_rounds(self) -> bool:
+        return has_phases(self)
+
+
+def method_of_paper(config: Config) -> Config:
+    """The paper's method that a control changes, at the control's learning rate."""
+    match config.method:
+        case "fedcl-fresh" | "fedcl-nofreeze":
+            return replace(config, method="fedcl")
+        case "fedcl/e":
+            return replace(config, method="fedcl", lr=config.lr / math.e)
+        case "fedgen-e":
+            return replace(config, method="fedgen", lr=config.lr * math.e)
+        case "fedavg-e":
+            return replace(config, method="fedavg", lr=config.lr * math.e)
+    return config
+
+
+def federate(config: Config, fl: paper.Users, run: experiment.Run) -> None:
+    """The loop of fedcl_gmm_sync.py, for FedCL with two changes and a measure."""
+    method = config.method
+    config = method_of_paper(config)
+    if config.method != "fedcl":
+        paper.federate_method(config, fl, run)
+        return
+
+    state = fl.start() | paper.begin()
+    for t in run.rounds(state):
+        clients = paper.select_unfrozen(config, fl, t, state["frozen"])
+        batches = paper.draw_batches(config, fl, t, clients)
+        generated = paper.generate(config, fl, state, t, clients)
+        loss = functools.partial(paper.objective, config)
+        update = fl.train(state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated)
+
+        columns = paper.traffic(config, fl, state, update)
+        state["label_counts"] |= paper.count_labels(fl, clients, batches)
+        averaged = state["frozen"]
+        if method == "fedcl-fresh":
+            averaged = {}
+        state["theta"] = paper.average(averaged, update)
+
+        state["mixtures"] |= paper.fit_mixtures(config, fl, t, update)
+        draws = paper.draw_from_mixtures(fl, state["mixtures"], t)
+        state["pool"] = paper.pool_draws(draws)
+        state |= paper.teach(config, fl, state, t)
+        columns["rank_correlation"] = rank_correlation(config, fl, state, t)
+        if method != "fedcl-nofreeze":
+            columns |= paper.synchronise(config, state, update, draws, t)
+        run.record(t, state, update, **columns)
+
+
+@torch.no_grad()
+def rank_correlation(config, fl: common.Federation, state: dict, t: int) -> float:
+    """Spearman's, of told and realised difficulty of new features; 0 if either is constant."""
+    import pandas as pd
+
+    head = fl.model.bind(state["theta"][None]).head
+    G = paper.build_generator(config, fl, state).eval()
+    y, told = paper.draw_conditions(config, fl, state, (paper.DRAWS,), "obedience", t)
+    ce = F.cross_entropy(head(G(told)[None])[0].double(), y, reduction="none")
+    realised = paper.difficulty(ce, config.tau, config.lam)
+    both = pd.DataFrame({"told": told[:, -1].tolist(), "realised": realised.tolist()})
+    rho = both.corr("spearman").loc["told", "realised"]
+    return 0.0 if math.isnan(rho) else float(rho)
+
+
+def plot(df, folder: Path) -> None:
+    """What fedcl_gmm_sync.py prints and draws; results.csv with the mean rank correlation."""
+    paper.plot(df, folder)
+    if "rank_correlation" in df:
+        means = df.groupby(["setting", "method", "trial"]).rank_correlation.mean()
+        table = paper.outcomes(df).merge(means.reset_index())
+        table.to_csv(folder / "results.csv", index=False)
+
+
+VARIANTS = "--method fedcl fedcl-fresh fedcl-nofreeze fedgen-e"
+PRESETS = {  # those of the paper, for FedCL's variants and their control
+    name: f"{line.partition(' #')[0].replace(' --method fedcl', '')} {VARIANTS}"
+    for name, line in paper.PRESETS.items()
+}
+
+
+def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
+    hooks = {"federate": federate, "plot": plot}
+    experiment.main(Config, PRESETS, __doc__, argv, compare=("method",), **hooks)
+
+
+if __name__ == "__main__":
+    main()
