@@ -1,116 +1,119 @@
-"""python results/reproduce.py [--list] [--scale small|reduced|paper] [--only A6 C2 ...] [--jobs 2]
+"""python -m results.reproduce [--only A6 C2 ..] [--scale paper|reduced] [--list]
 
-The runs behind the pages under results/, from reproduce.csv: place under results/ and runs/, the claims that it decides, scale,
-hours on two cores (measured where the run is here), command. What is complete is skipped, what was stopped is resumed; what a
-page reads is then copied beside it, and pages.py writes the pages. `small` shows in minutes that everything runs, `reduced` is
-for two cores, `paper` is the papers' own setting.
+Makes the runs of claims anew, from reproduce.csv: place under runs/, the claims that it decides,
+scale, core-hours, command. What is complete is skipped, what was stopped goes on. The rounds of a
+finished run then stand in rounds.csv.xz, from which `python -m results.tables` writes the pages.
 """
 
 import argparse
-import csv
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parent
+from results import evidence
+
+ROOT = evidence.FOLDER.parent
+COLUMNS = ["run", "setting", "method", "trial", "round", "clients", "uploads", "samples"]
+COLUMNS += ["accuracy", "loss", "train_loss"]
 
 
-class Work(NamedTuple):
-    """One run, a line of reproduce.csv."""
-
-    place: str
-    claims: str
-    scale: str
-    hours: str
-    line: str
-
-    def command(self, jobs: int) -> list[str]:
-        return shlex.split(f"{self.line} --threads 1 --jobs {jobs} --out runs/{self.place}")
-
-    def complete(self) -> bool:
-        return (ROOT.parent / "runs" / self.place / "summary.json").exists()
+def read_works() -> pd.DataFrame:
+    text = {"dtype": str, "keep_default_na": False}
+    works = pd.read_csv(evidence.FOLDER / "reproduce.csv", **text)
+    return works.astype({"hours": float})
 
 
-READ = {"selection.csv", "measures.csv", "results.csv", "consistency.csv"}  # by the cells of claims
-KEYS = ["setting", "method", "trial", "round"]
-BY_ROUND = {
-    "A11": ["accuracy"],
-    "A13": ["lambda_easy", "lambda_all", "lambda_hard"],
-    "C8": ["critical"],
-}
-BY_ROUND["D4"] = [
-    "noisy_small",
-    "noisy_large",
-    "spearman",
-]  # the columns that these claims' cells read in curves.csv
-RUNS = [Work(*cells) for cells in csv.reader((ROOT / "reproduce.csv").read_text().splitlines()[1:])]
+def choose(works: pd.DataFrame, only: list[str], scale: str) -> pd.DataFrame:
+    """Those of these claims or places; ValueError names what is neither."""
+    known = set(works.place)
+    for claims in works.claims:
+        known.update(claims.split())
+    unknown = set(only) - known
+    if unknown:
+        raise ValueError(f"--only {' '.join(sorted(unknown))}: no claim and no place")
+    chosen = []
+    for work in works.itertuples():
+        names = {work.place, *work.claims.split()}
+        is_named = not only or bool(names & set(only))
+        chosen.append(is_named and scale in ("all", work.scale))
+    return works[chosen]
 
 
-def publish(work: Work) -> None:
-    """Copies a finished run's summary, its tables and the figures that pages show beside its page."""
-    source, target = ROOT.parent / "runs" / work.place, ROOT / work.place
-    target.mkdir(parents=True, exist_ok=True)
-    pages = "".join(
-        page.read_text() for page in (*ROOT.rglob("README.md"), ROOT.parent / "README.md")
-    )
-    for path in source.glob("*.*"):
-        if (
-            path.name == "summary.json"
-            or path.suffix in (".png", ".csv")
-            and f"{source.name}/{path.name}" in pages
-        ):
-            shutil.copy(path, target)
-    for name in READ & {path.name for path in source.iterdir()}:
-        shutil.copy(source / name, target)
-    for claim in BY_ROUND.keys() & set(work.claims.split()):
-        metrics = pd.read_csv(source / "metrics.csv", dtype=str)
-        metrics[KEYS + BY_ROUND[claim]].dropna(subset=BY_ROUND[claim], how="all").to_csv(
-            target / "curves.csv", index=False
-        )
+def state_of(work) -> str:
+    if is_complete(work):
+        return "made here"
+    evident = work.place in evidence.trials().index
+    return "in the evidence" if evident else "not run"
+
+
+def folder(work) -> Path:
+    return ROOT / "runs" / work.place
+
+
+def is_complete(work) -> bool:
+    return (folder(work) / "summary.json").exists()
+
+
+def is_experiment(work) -> bool:
+    """One whose runs lie in a folder; the others print what they find."""
+    return work.scale != "program"
+
+
+def command(work) -> list[str]:
+    words = shlex.split(work.command)
+    if is_experiment(work):
+        words += ["--out", f"runs/{work.place}"]
+        if (folder(work) / "config.json").exists():
+            words.append("--resume")
+    return words
+
+
+def publish(work) -> None:
+    """Puts the rounds of a finished run into rounds.csv.xz, in place of older ones."""
+    path = evidence.FOLDER / "rounds.csv.xz"
+    text = {"dtype": str, "keep_default_na": False}
+    others = pd.read_csv(path, **text)
+    others = others[others.run != work.place]
+    rounds = pd.read_csv(folder(work) / "metrics.csv", **text)
+    rounds["run"] = work.place
+    pd.concat([others, rounds[COLUMNS]]).to_csv(path, index=False)
+
+
+def show(works: pd.DataFrame) -> None:
+    for work in works.itertuples():
+        hours = f"{work.hours:.1f} core-hours"
+        words = shlex.join(command(work))
+        print(f"{work.claims:12} {work.scale:8} {hours:>16} {state_of(work):16} python {words}")
+    print(f"{len(works)} commands, {works.hours.sum():.0f} core-hours in all")
 
 
 def main(argv: list[str]) -> int:
-    """The command line; the exit status of the first run that fails."""
-    parser = argparse.ArgumentParser(description="the runs behind the pages")
-    parser.add_argument(
-        "--list", action="store_true", help="print them, with their hours on two cores, and stop"
-    )
-    parser.add_argument("--scale", choices=("small", "reduced", "paper"), default="reduced")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        metavar="CLAIM",
-        help="those that these claims rest on; or places",
-    )
-    parser.add_argument("--jobs", type=int, default=2)
+    """The exit status of the first command that fails."""
+    parser = argparse.ArgumentParser(description="Makes the runs behind the pages anew.")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CLAIM", help="or places")
+    parser.add_argument("--scale", choices=("all", "paper", "reduced", "program"), default="all")
+    parser.add_argument("--list", action="store_true", help="print them and their hours, and stop")
     flags = parser.parse_args(argv)
-    named = {w: {w.place, *w.claims.split()} for w in RUNS}
-    if unknown := set(flags.only).difference(*named.values()):
-        parser.error(f"--only {' '.join(sorted(unknown))}: no claim and no place of reproduce.csv")
-    chosen = [w for w in RUNS if not flags.only or named[w] & set(flags.only)]
+    try:
+        works = choose(read_works(), flags.only, flags.scale)
+    except ValueError as error:
+        parser.error(str(error))
     if flags.list:
-        for w in chosen:
-            state = "done" if w.complete() else f"{w.hours} h"
-            print(
-                f"{w.scale:<8} {w.claims:<12} {state:>7}  python {shlex.join(w.command(flags.jobs))}"
-            )
+        show(works)
         return 0
-    for work in (w for w in chosen if w.scale == flags.scale):
-        resumed = (
-            ["--resume"] if (ROOT.parent / "runs" / work.place / "config.json").exists() else []
-        )
-        run = [sys.executable, *work.command(flags.jobs), *resumed]
-        if not work.complete() and (status := subprocess.run(run, cwd=ROOT.parent).returncode):
+    for work in works.itertuples():
+        if is_experiment(work) and is_complete(work):
+            continue
+        print(f"python {shlex.join(command(work))}", flush=True)
+        status = subprocess.run([sys.executable, *command(work)], cwd=ROOT).returncode
+        if status:
             return status
-        if work.scale != "small":
+        if is_experiment(work):
             publish(work)
-    return subprocess.run([sys.executable, str(ROOT / "pages.py")]).returncode
+    return 0
 
 
 if __name__ == "__main__":
