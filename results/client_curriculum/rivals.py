@@ -13,6 +13,7 @@ coverage         the least trained first
 All but power-of-choice make pools, paced as in the client curriculum: they differ in the key alone.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -76,6 +77,9 @@ class Config(paper.Config):
         above=0,
         when=is_estimated,
     )
+
+    def reads_rounds(self) -> bool:
+        return has_pool(self)
 
     def federation(self, data, streams) -> common.Federation:
         fl = super().federation(data, streams)
@@ -216,7 +220,7 @@ def draw(settings: dict, folder) -> None:
     """
     from matplotlib import pyplot
 
-    run = next(iter(settings.values()))[0]
+    [run, *_] = itertools.chain(*settings.values())
     tables = run.load()["state"]["difficulty"].cpu().numpy()
     figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.6), sharey=True, layout="constrained")
     for axis, when, (means, stds) in zip(axes, ("before", "after"), tables, strict=True):
