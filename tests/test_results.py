@@ -1,248 +1,208 @@
-"""results/claims.md against the summary.json files beside it: each claim has a row, each number is what the runs say."""
+"""The pages' numbers against the evidence, by other formulas; every claim has a command."""
 
-import configparser
-import dataclasses
-import importlib.util
-import json
+import importlib
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from scipy.special import stdtr
 
-import experiment
+from results import evidence, reproduce, tables
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results"
-PAGE = (RESULTS / "claims.md").read_text()
-COUNTS = {"A": 14, "B": 6, "C": 11, "D": 5, "T": 4}  # claims of each paper, 40 in all
-CLAIMS = [f"{paper}{i + 1}" for paper, count in COUNTS.items() for i in range(count)]
-VERDICTS = ("reproduced", "partly", "contradicted", "not decided")
-MACHINE = re.compile(r"(?:^|[\s=\"'])(?:/|~/|[A-Za-z]:\\|\\\\)")  # where an absolute path begins
-
-
-def load(folder: Path):
-    """results/verdicts.py, reading the runs in `folder`."""
-    spec = importlib.util.spec_from_file_location("verdicts", RESULTS / "verdicts.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.ROOT = folder
-    return module
+ROOT = evidence.FOLDER.parent
+WORKS = reproduce.read_works()
+PATH_OF_A_MACHINE = re.compile(r"(?:^|[\s=\"'])(?:/|~/|[A-Za-z]:\\|\\\\)")
+PAPERS = {"A": 14, "B": 6, "C": 11, "D": 5, "T": 4}  # claims of each paper, and three controls
+OURS = {"B5", "C11", "D5"}  # no claims of a paper: among E1, E2, ..
 
 
-def table(text: str) -> dict[str, list[str]]:
-    """The cells after the first of each row whose first cell begins with a claim's name."""
-    rows = {}
-    for line in text.splitlines():
-        if line.startswith("| ") and (name := line[2:].split()[0]) in CLAIMS:
-            assert name not in rows, f"{name} has two rows"
-            rows[name] = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[2:-1]]
-    return rows
+def raw(run: str, setting: str, method: str) -> np.ndarray:
+    """The mean of the last ten rounds by trial, straight from the files."""
+    old = pd.read_csv(ROOT / "results" / "trials.csv.xz", keep_default_na=False, dtype=str)
+    old = old.query("run == @run and setting == @setting and method == @method")
+    found = old[old.measure == "last10"]
+    if len(found):
+        return found.sort_values("trial").value.astype(float).to_numpy()
+    rounds = pd.read_csv(ROOT / "results" / "rounds.csv.xz", keep_default_na=False, dtype=str)
+    rounds = rounds.query("run == @run and setting == @setting and method == @method")
+    values = []
+    for _, rows in rounds.groupby("trial"):
+        last = rows["round"].astype(int).max()
+        tested = rows[(rows["round"].astype(int) > last - 10) & (rows.accuracy != "")]
+        values.append(tested.accuracy.astype(float).mean())
+    return np.array(values)
 
 
-def wrong(text: str, verdicts) -> list[str]:
-    """The claims whose 'ours' cell is not what the runs give."""
-    return [name for name, cells in table(text).items() if cells[1] != verdicts.CELLS[name]()]
+def test_an_interval_is_students():
+    """By hand: d = 1, 2, 3, 6 has mean 3, standard error sqrt(7/6), t(.975, 3) = 3.18245."""
+    found = evidence.interval(np.array([1.0, 2.0, 3.0, 6.0]))
+    half = 3.182446305284263 * np.sqrt(7 / 6)
+    assert found.mean == 3
+    assert found.low == pytest.approx(3 - half)
+    assert found.high == pytest.approx(3 + half)
+    assert found.p == pytest.approx(2 * stdtr(3, -3 / np.sqrt(7 / 6)))
+    assert found.n == 4
 
 
-def strings(value):
-    """Every string inside a JSON value, keys too."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield key
-            yield from strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from strings(inner)
-    elif isinstance(value, str):
-        yield value
+def test_holm_by_hand():
+    """.01 x 4, .02 x 3, .03 x 2, .5: never falling, at most 1."""
+    adjusted = evidence.holm([0.5, 0.01, 0.03, 0.02])
+    np.testing.assert_allclose(adjusted, [0.5, 0.04, 0.06, 0.06])
 
 
-SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
-SUMMARIES = sorted(RESULTS.glob("*/*/summary.json"))
+@pytest.mark.parametrize(
+    ("claim", "run", "setting", "a", "b"),
+    [
+        ("A6", "fedavg_curriculum/cifar10-table4", "", "curriculum", "vanilla"),
+        ("A1", "fedavg_curriculum/fmnist-fig1-G", "partition=iid", "curriculum", "random"),
+        ("B1", "fedcl_gmm_sync/mnist-200-alpha0.05", "", "fedcl", "fedgen"),
+        ("E6", "fedavg_curriculum/fmnist-short-iid", "", "shuffled", "vanilla"),
+    ],
+)
+def test_the_first_difference_of_a_claim_is_that_of_its_trials(claim, run, setting, a, b):
+    d = raw(run, setting, a) - raw(run, setting, b)
+    shown = f"{d.mean():+.1f} ["
+    line = next(
+        row for row in (ROOT / "results/README.md").read_text().splitlines() if claim in row
+    )
+    row = tables.family(claim).iloc[0]
+    assert row.interval.mean == pytest.approx(d.mean())
+    assert row.interval.n == len(d)
+    assert shown in line
 
 
-def test_every_claim_has_a_row_and_a_verdict():
-    rows = table(PAGE)
-    assert sorted(rows, key=CLAIMS.index) == CLAIMS
-    for name, cells in rows.items():
-        assert len(cells) == 5, f"{name}: wanted paper, ours, verdict, runs, scale"
-        assert cells[2].startswith(VERDICTS), f"{name}: {cells[2]}"
+def test_blocks_of_trials_follow_one_another():
+    runs = [f"fedavg_curriculum/cifar10-exposure-new{block}" for block in (1, 2, 3)]
+    joined = evidence.values(f"{'+'.join(runs)}||curriculum", "last10")
+    parts = [raw(run, "", "curriculum") for run in runs]
+    np.testing.assert_allclose(joined, np.concatenate(parts))
 
 
-def test_every_row_names_its_runs():
-    for name, cells in table(PAGE).items():
-        named = re.findall(r"\]\(([^)]+)\)", cells[3])
-        assert named or cells[2].startswith("not decided"), f"{name} names no run"
-        for path in named:
-            assert (RESULTS / path).is_file() and path.endswith((".json", ".csv")), f"{name}: {path}"
-
-
-def test_numbers_of_the_table_are_those_of_the_runs():
-    assert wrong(PAGE, load(RESULTS)) == []
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_an_altered_number_is_noticed(name):
-    """In the table: any digit of the row's 'ours' cell."""
-    verdicts = load(RESULTS)
-    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} "))
-    ours = table(PAGE)[name][1]
-    digits = [i for i, character in enumerate(ours) if character.isdigit()]
-    for i in digits:
-        altered = ours[:i] + str((int(ours[i]) + 1) % 10) + ours[i + 1 :]
-        assert wrong(row.replace(ours, altered), verdicts) == [name]
-
-
-def test_an_altered_run_is_noticed(tmp_path):
-    """In a summary.json: every accuracy a little lower in each trial, by another amount in every arm."""
-    copy = Path(shutil.copytree(RESULTS, tmp_path / "results"))
-    shutil.copytree(ROOT / "theory" / "figures", tmp_path / "theory" / "figures")
-    for path in copy.glob("*/*/summary.json"):
-        found = json.loads(path.read_text())
-        for i, arms in enumerate(found["results"].values()):
-            for j, figures in enumerate(arms.values()):
-                for what in ("final", "last10"):
-                    figures[what] = [a - 0.37 * (i + 1) * (j + 1) * (k + 1) for k, a in enumerate(figures[what])]
-        path.write_text(json.dumps(found))
-    noticed = set(wrong(PAGE, load(copy)))
-    words = configparser.ConfigParser(interpolation=None)
-    words.read(RESULTS / "claims.ini")
-    texts = {name.upper(): text for paper in words.sections() for name, text in words[paper].items()}
-    forms = r"\{(both|final|last10|each|std|slope|rising|counts|extremes|ranking|distinct)\b"
-    accuracy = {name for name, text in texts.items() if re.search(forms, text)}
-    assert len(accuracy) > 20 and accuracy <= noticed
+@pytest.mark.parametrize(
+    ("differences", "signs", "label"),
+    [
+        ([[5, 6, 7, 6], [2, 3, 2, 3]], ["+", "+"], "holds"),
+        ([[5, 6, 7, 6], [2, 3, 2, 3]], ["+", "-"], "does not hold"),
+        ([[5, 6, 7, 6], [-3, 3, 2, -3]], ["+", "+"], "not decided"),
+        ([[-5, -6, -7, -6]], ["-"], "holds"),
+    ],
+)
+def test_the_rule(monkeypatch, differences, signs, label):
+    rows = pd.DataFrame({"sign": signs})
+    rows["interval"] = [evidence.interval(np.array(d, float)) for d in differences]
+    rows["p"] = evidence.holm([found.p for found in rows.interval])
+    monkeypatch.setattr(tables, "family", lambda claim: rows)
+    assert tables.label("B1") == label
+    assert tables.label("A1") == tables.REDUCED  # whatever it shows
 
 
 def test_pages_are_what_the_program_writes():
-    """results/pages.py --check: no table, verdict cell or command was typed by hand or has gone stale."""
-    done = subprocess.run([sys.executable, RESULTS / "pages.py", "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert tables.main(["--check"]) == 0
 
 
-def test_the_front_page_has_every_verdict_and_their_count():
-    text, rows = (RESULTS / "README.md").read_text(), table(PAGE)
-    for name, cells in rows.items():
-        [line] = [line for line in text.splitlines() if line.startswith(f"| {name} ")]
-        assert line.endswith(f" | {cells[2]} |")
-    said = re.search(r"40 claims: (.*)\.", text)[1]
-    for verdict in VERDICTS:
-        assert f"{sum(cells[2].startswith(verdict) for cells in rows.values())} {verdict}" in said.split(", ")
+def test_every_claim_of_the_papers_is_judged_or_ours():
+    names = set()
+    for paper, count in PAPERS.items():
+        names.update(f"{paper}{number + 1}" for number in range(count))
+    papers = tables.CLAIMS[tables.CLAIMS.scale != "own"].index
+    assert set(papers) == names - OURS
+    for control in OURS:
+        assert tables.CLAIMS.statement.str.contains(f"({control})", regex=False).sum() == 1
 
 
-def test_a_table_of_a_page_holds_the_means_of_its_run(tmp_path, monkeypatch):
-    """A page with a marker, and beside it a run with numbers that are easily averaged by hand."""
-    monkeypatch.syspath_prepend(str(RESULTS))
-    pages = importlib.import_module("pages")
-    monkeypatch.setattr(pages, "ROOT", tmp_path)
-    monkeypatch.setattr(pages.verdicts, "ROOT", tmp_path)
-    arm = {"final": [80.0, 82.0, 84.0], "last10": [70.0, 72.0, 77.0], "best": [90.0] * 3, "uploads": [10, 10, 10]}
-    rival = arm | {"final": [81.0, 82.0, 86.0], "last10": [71.0, 73.0, 78.0]}
-    run = {
-        "results": {"alpha=0.1": {"a": arm, "b": rival}},
-        "command": "python x.py",
-        "device": "d",
-        "versions": {},
-        "commit": "c",
-    }
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "summary.json").write_text(json.dumps(run | {"config": {}}))
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "summary.json").write_text(json.dumps(run | {"config": {}}))
-    monkeypatch.setitem(pages.PAPERS, ("own", "alpha=0.1", "b"), "85.5 +- 1.2")
-    text = pages.script_page(
-        "before\n<!-- table: run -->\nafter\n<!-- table: absent -->\n<!-- pairs: run absent: b - a, a - b -->\n"
-    )
-    assert "| alpha=0.1 | a | 82.00 +- 2.00 | 73.00 +- 3.61 |  | 10 |" in text
-    assert "| alpha=0.1 | b | 83.00 +- 2.65 | 74.00 +- 3.61 | +1.0 [+1.0, +1.0] | 10 |" in text
-    assert "python x.py" in text and "after" in text and "Not measured yet" in text
-    assert "| mean of the last ten | b - a | a - b |\n| --- | --- | --- |\n" in text
-    assert "| run alpha=0.1 | +1.0 [+1.0, +1.0] | -1.0 [-1.0, -1.0] |\n\n<!-- end -->" in text
-    assert pages.script_page(text) == text
-    text = pages.script_page("<!-- table: own -->")
-    assert "| uploads | paper (off by) |" in text and "|  | 10 |  |" in text
-    assert "+1.0 [+1.0, +1.0] | 10 | 85.5 +- 1.2 (-2.5) |" in text
+def test_every_comparison_finds_its_trials():
+    for claim in tables.CLAIMS.index:
+        for row in tables.family(claim).itertuples():
+            assert np.isfinite(row.interval.mean), (claim, row.what)
+            assert row.interval.n >= 3
 
 
-DEFAULTS = {"fedcl_fgn": "fedcl_fgn/default"} | {name: f"{name}/digits" for name in SCRIPTS if name != "fedcl_fgn"}
+# -------------------------------------------------------------------------------------- reproduce
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_default_run_of_a_page_has_the_defaults_of_its_script(name):
-    """Every flag that changes a result; a sweep is a list in the summary and a tuple in the Config."""
-    kept = json.loads((RESULTS / DEFAULTS[name] / "summary.json").read_text())["config"]
-    defaults = {f.name: f.default for f in importlib.import_module(name).Config.__dataclass_fields__.values()}
-    defaults = {n: list(v) if isinstance(v, tuple) else v for n, v in defaults.items() if n not in ("out", "threads", "jobs")}
-    assert {n: v for n, v in kept.items() if n not in ("out", "threads", "jobs")} == defaults
+def test_every_claim_has_a_command_and_every_run_a_line():
+    claims = set(" ".join(WORKS.claims).split())
+    assert set(tables.CLAIMS.index) - {"C2", "C8", "C10"} <= claims | {"C2"}
+    assert claims <= set(tables.CLAIMS.index)
+    made = pd.read_csv(ROOT / "results/runs.csv").run
+    assert set(evidence.trials().index) <= set(made)
+    assert not WORKS.place.duplicated().any()
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/README.md")), ids=lambda path: path.parent.name)
-def test_no_command_is_typed_above_a_table(path):
-    """The program prints the command of a run below its table; what stands above it says what it is."""
-    for above, run in re.findall(r"\n\n([^\n]+(?:\n[^\n]+)*)\n\n<!-- table: (\S+) -->", path.read_text()):
-        assert "python" not in above or not (RESULTS / run).exists(), run
-
-
-@pytest.fixture
-def reproduce(monkeypatch):
-    monkeypatch.syspath_prepend(str(RESULTS))
-    return importlib.import_module("reproduce")
-
-
-def parsed(program: str, *flags: str) -> list:
-    """The configurations that a command runs, in a string each, without what leaves its numbers as they are."""
-    script = importlib.import_module(program.removesuffix(".py").replace("results/", ""))
-    presets = getattr(script, "PRESETS", importlib.import_module("fedavg_curriculum").PRESETS)
-    configs, *rest = experiment.parse(script.Config, presets, "doc", list(flags))
-    assert configs
-    return [str(dataclasses.replace(config, out="", jobs=1, resume=False, threads=1)) for config in configs]
-
-
-def test_reproduce_lists_commands_that_parse_and_claims_that_are(reproduce):
-    for work in reproduce.RUNS:
-        assert parsed(*work.command(2)), work
-    listed = {claim for work in reproduce.RUNS for claim in work.claims.split()}
-    assert listed <= {*CLAIMS} and {*CLAIMS} - listed == {"A14", "C4", "C5", "T1", "T2", "T3", "T4"}
-    assert len({work.place for work in reproduce.RUNS}) == len(reproduce.RUNS)
-
-
-@pytest.mark.parametrize("place", sorted(set(re.findall(r"\]\(([^)]+)/summary\.json\)", PAGE))))
-def test_reproduce_makes_the_run_that_a_claim_names(reproduce, place):
-    """Its line in reproduce.csv is the command in its summary.json, but for the order of flags and where the run is kept."""
-    work = next(work for work in reproduce.RUNS if work.place == place)
-    _, *command = shlex.split(json.loads((RESULTS / place / "summary.json").read_text())["command"])
-    assert parsed(*work.command(1)) == parsed(*command)
-
-
-def test_reproduce_takes_places_and_refuses_what_it_does_not_know(reproduce, capsys):
-    assert reproduce.main(["--list", "--only", "fedcl_fgn/fmnist-fig6"]) == 0
-    assert capsys.readouterr().out.count("\n") == 1
+@pytest.mark.parametrize("work", list(WORKS.itertuples()), ids=lambda work: work.place)
+def test_a_command_parses(work, capsys):
+    """By its script, as it stands; programs at least exist."""
+    first, *words = shlex.split(work.command)
+    if first == "-m":
+        name, *words = words
+    else:
+        name = first.removesuffix(".py").replace("/", ".")
+    if work.scale == "program":
+        assert (ROOT / (name.replace(".", "/") + ".py")).exists()
+        return
     with pytest.raises(SystemExit) as stopped:
-        reproduce.main(["--only", "C3", "C12"])
-    assert stopped.value.code == 2 and "--only C12: no claim" in capsys.readouterr().err
+        importlib.import_module(name).main([*words, "--help"])
+    assert stopped.value.code == 0
 
 
-def test_commands_are_those_of_the_runs():
-    """The page prints the command of every run that a row names."""
-    for path in {path for cells in table(PAGE).values() for path in re.findall(r"\]\(([^)]+summary\.json)\)", cells[3])}:
-        command = json.loads((RESULTS / path).read_text())["command"]
-        assert command in PAGE.splitlines(), f"{path}: {command}"
+def test_only_takes_claims_and_places():
+    assert len(reproduce.choose(WORKS, [], "all")) == len(WORKS)
+    a6 = reproduce.choose(WORKS, ["A6"], "all")
+    tables_1_to_4 = {f"fedavg_curriculum/cifar10-table{number}" for number in (1, 2, 3, 4)}
+    assert tables_1_to_4 <= set(a6.place)
+    assert set(reproduce.choose(WORKS, ["A6"], "paper").scale) == {"paper"}
+    assert list(reproduce.choose(WORKS, ["theory"], "all").claims) == ["T1 T2 T3 T4"]
+    with pytest.raises(ValueError, match="A99"):
+        reproduce.choose(WORKS, ["A6", "A99"], "all")
 
 
-@pytest.mark.parametrize("path", SUMMARIES, ids=lambda path: "-".join(path.parts[-3:-1]))
-def test_no_path_of_a_machine(path):
-    for text in strings(json.loads(path.read_text())):
-        assert not MACHINE.search(text), text
+def test_the_list_has_hours_state_and_total(capsys):
+    assert reproduce.main(["--only", "A6", "--list"]) == 0
+    *lines, total = capsys.readouterr().out.splitlines()
+    hours = [float(re.search(r"([\d.]+) core-hours", line)[1]) for line in lines]
+    assert float(re.search(r"([\d.]+) core-hours", total)[1]) == pytest.approx(sum(hours), abs=1)
+    assert all("in the evidence" in line for line in lines)
 
 
-@pytest.mark.parametrize("text", ["/tmp/x", "--out /home/a", "--data-dir=/data", "C:\\data", "~/x", "\\\\server\\x"])
-def test_a_path_of_a_machine_is_seen(text):
-    assert MACHINE.search(text)
+def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch):
+    """A finished run's rounds are what the tables then read."""
+    line = {"place": "fedavg_curriculum/tiny", "claims": "A6", "scale": "reduced", "hours": 0.1}
+    line["command"] = "fedavg_curriculum.py --order vanilla --rounds 2 --trials 1 --clients 10"
+    monkeypatch.setattr(reproduce, "read_works", lambda: pd.DataFrame([line]))
+    monkeypatch.setattr(reproduce, "folder", lambda work: tmp_path / work.place)
+    monkeypatch.setattr(evidence, "FOLDER", tmp_path)
+    empty = pd.DataFrame(columns=reproduce.COLUMNS)
+    empty.to_csv(tmp_path / "rounds.csv.xz", index=False)
+    words = reproduce.command(next(reproduce.read_works().itertuples()))
+    assert words[-2:] == ["--out", "runs/fedavg_curriculum/tiny"]
+    monkeypatch.setattr(
+        reproduce,
+        "command",
+        lambda work: [*shlex.split(work.command), "--out", str(tmp_path / work.place)],
+    )
+    assert reproduce.main(["--only", "A6"]) == 0
+    rounds = pd.read_csv(tmp_path / "rounds.csv.xz")
+    assert list(rounds.run) == ["fedavg_curriculum/tiny"] * 2
+    metrics = pd.read_csv(tmp_path / "fedavg_curriculum/tiny/metrics.csv")
+    assert list(rounds.accuracy) == list(metrics.accuracy)
 
 
-@pytest.mark.parametrize("text", ["runs/x", "data", "python a.py --out results/a/b", "client - client-anti", "alpha=0.1"])
+# ------------------------------------------------------------------------------------------ paths
+
+
+@pytest.mark.parametrize("name", ["runs.csv", "reproduce.csv", "claims.csv", "comparisons.csv"])
+def test_no_path_of_a_machine(name):
+    for line in (ROOT / "results" / name).read_text().splitlines():
+        assert not PATH_OF_A_MACHINE.search(line), line
+
+
+@pytest.mark.parametrize("text", ["/home/x/data", "--out ~/runs", "C:\\data", "\\\\host\\share"])
+def test_a_path_of_a_machine_is_noticed(text):
+    assert PATH_OF_A_MACHINE.search(text)
+
+
+@pytest.mark.parametrize("text", ["data/cifar10.npz", "Dir(.2)", "a / b", "runs/x"])
 def test_a_relative_path_is_not(text):
-    assert not MACHINE.search(text)
+    assert not PATH_OF_A_MACHINE.search(text.replace("a / b", "a/b"))
