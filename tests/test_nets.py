@@ -1,0 +1,468 @@
+"""nets.py against ordinary torch nets with the same weights, and closed forms."""
+
+import numpy as np
+import ordinary
+import pytest
+import torch
+import torch.nn.functional as F
+from ordinary import ZOO, MoonNet, fill, flatten, normalise, perturb, random_images, random_text
+from torch import nn
+
+import nets
+from data import UsageError, epochs_of_batches
+from nets import arrange, build_model
+from training import Local, train
+
+DOUBLE = torch.float64
+NETS = [(name, "batch") for name in ZOO] + [("fedgen-cnn", "group"), ("resnet9", "group")]
+
+
+def run(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Logits (K, B, classes) of images (K, B, H, W, C) or text (1, B, L)."""
+    return net.head(net.features(arrange(x)))
+
+
+# ---------------------------------------------------------------------------- our nets and torch's
+
+
+@pytest.mark.parametrize("name, norm", NETS)
+def test_a_net_equals_the_ordinary_one(name, norm):
+    """Alone, and stacked with another: nn.Modules with the same weights."""
+    data, model, make_net = ordinary.prepare(name, norm)
+    thetas = perturb(model.init(3), 2)
+    samples = np.array([[1, 5], [3, 11]])
+    x = data.images("train", DOUBLE)
+    with torch.no_grad():
+        expected = []
+        for theta, index in zip(thetas, samples, strict=True):
+            net = fill(make_net(), theta).eval()
+            expected.append(net(normalise(data, data.x_train[index])))
+            alone = run(model.bind(theta[None]), x[index][None])
+            assert torch.allclose(alone[0], expected[-1], rtol=0, atol=1e-10)
+            assert expected[-1].std() > 1e-4  # not a comparison of zeros
+        if not model.is_plain:
+            stacked = run(model.bind(thetas), x[samples])
+            assert torch.allclose(stacked, torch.stack(expected), rtol=0, atol=1e-10)
+
+
+TRAINED = [(name, norm, 2) for name, norm in NETS if name != "lstm"]
+TRAINED += [("lstm", "batch", 1), ("lenet5", "batch", 1)]
+TRAINED += [("fedgen-cnn", "batch", 1), ("fedgen-cnn", "group", 1)]
+
+
+@pytest.mark.parametrize("name, norm, K", TRAINED)
+def test_gradients_and_batch_statistics_equal_the_ordinary_ones(name, norm, K):
+    """In training: every client's gradient, and the statistics that its batch leaves."""
+    data, model, make_net = ordinary.prepare(name, norm)
+    before = perturb(model.init(3), K)
+    layers = model.by_layer(before)
+    samples = np.arange(2 * K).reshape(K, 2)
+    y = data.y_train[samples]
+    net = model.bind(layers, training=True, grad=True)
+    logits = run(net, data.images("train", DOUBLE)[samples])
+    loss = sum(F.cross_entropy(logits[k], y[k]) for k in range(K))
+    leaves = torch.autograd.grad(loss, net.leaves)
+    gradients = torch.cat([leaf.reshape(K, -1) for leaf in leaves], 1)
+    thetas = torch.cat(layers, 1)
+    for k in range(K):
+        twin = fill(make_net(), before[k]).train()
+        F.cross_entropy(twin(normalise(data, data.x_train[samples[k]])), y[k]).backward()
+        expected = torch.cat([parameter.grad.flatten() for parameter in twin.parameters()])
+        assert torch.allclose(gradients[k], expected, rtol=1e-9, atol=1e-10)
+        assert torch.allclose(thetas[k], flatten(twin), rtol=0, atol=1e-12)
+    has_statistics = model.size > model.trainable
+    assert torch.equal(thetas, before) != has_statistics
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg11", "lstm"])
+def test_dropout_lies_where_the_ordinary_nets_does(name):
+    pair = ZOO[name]
+    data = pair.data()
+    model = build_model(name, data, dtype=DOUBLE, width=pair.width)
+    theta = model.init(3)
+    twin = fill(pair.net(), theta)
+    x = data.images("train", DOUBLE)[None, :4]
+    for training in (True, False):
+        torch.manual_seed(5)
+        logits = run(model.bind(theta[None], training=training), x)
+        torch.manual_seed(5)
+        expected = twin.train(training)(normalise(data, data.x_train[:4]))
+        assert torch.allclose(logits[0], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "name, side, channels, classes, width, count",
+    [
+        ("lenet5", 32, 3, 10, 0, 62_006),
+        ("lenet5", 28, 1, 10, 0, 44_426),
+        ("simplecnn", 32, 3, 10, 0, 62_006),
+        ("alexnet", 32, 3, 10, 0, 23_272_266),
+        ("alexnet", 32, 3, 10, 128, 2_400_586),
+        ("vgg11", 32, 3, 10, 0, 9_750_922),
+        ("resnet9", 32, 3, 100, 0, 6_619_300),
+        ("resnet18", 32, 3, 10, 0, 11_173_962),
+        ("fedgen-cnn", 28, 1, 10, 0, 26_434),
+        ("fedgen-cnn", 28, 1, 26, 0, 26_962),
+        ("fedgen-cnn", 84, 3, 2, 0, 25_954),
+        ("lstm", 0, 0, 80, 0, 3_739_728),
+    ],
+)
+def test_parameter_counts_of_the_papers(name, side, channels, classes, width, count):
+    data = random_images(side, channels, classes, n=1) if side else random_text()
+    model = build_model(name, data, width=width)
+    norms = [m for m in model.skeleton.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert model.trainable == count
+    assert model.size == count + sum(2 * norm.num_features for norm in norms)
+
+
+def test_init_is_torchs_default_and_leaves_the_global_streams():
+    model = build_model("lenet5", random_images(16, 1))
+    torch_state = torch.get_rng_state()
+    numpy_state = np.random.get_state()[1].copy()  # noqa: NPY002
+    theta = model.init(11)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
+    torch.manual_seed(11)
+    assert torch.equal(theta, flatten(ordinary.lenet(1, 16, 4)))
+    torch.set_rng_state(torch_state)
+    assert not torch.equal(theta, model.init(12))
+
+
+@pytest.mark.parametrize(
+    "name, side",
+    [("lenet5", 15), ("vgg11", 28), ("alexnet", 28), ("lstm", 16), ("lenet5", 0), ("lenet", 16)],
+)
+def test_a_net_that_does_not_fit_the_data(name, side):
+    data = random_images(side) if side else random_text()
+    with pytest.raises(UsageError, match=f"^--model {name}: [^\n]*$"):
+        build_model(name, data)
+
+
+def test_nets_for_32_pixels_say_so():
+    """SIDE is what smaller images are padded to: less does not go through, as much does."""
+    assert set(nets.SIDE.values()) == {32}
+    for name in nets.NETS:
+        data = random_images(28, 3, n=4)
+        if name in nets.SIDE and name in ("alexnet", "vgg11"):
+            with pytest.raises(UsageError):
+                build_model(name, data, width=8)
+        if name in nets.SIDE:
+            build_model(name, random_images(nets.SIDE[name], 3, n=4), width=8)
+
+
+def test_moons_projection():
+    """features -> 84 -> ReLU -> 256 = z -> classes."""
+    data = random_images()
+    model = build_model("lenet5", data, dtype=DOUBLE, projection=True)
+    thetas = perturb(model.init(0), 2)
+    samples = np.array([[0, 1], [2, 3]])
+    net = model.bind(thetas)
+    z = net.features(arrange(data.images("train", DOUBLE)[samples]))
+    for k in range(2):
+        twin = fill(MoonNet(1, 16, 4), thetas[k])
+        x = normalise(data, data.x_train[samples[k]])
+        assert torch.allclose(z[k], twin.z(x), rtol=0, atol=1e-10)
+        assert torch.allclose(net.head(z)[k], twin(x), rtol=0, atol=1e-10)
+    with pytest.raises(UsageError, match="^--model lstm: [^\n]*projection"):
+        build_model("lstm", random_text(), projection=True)
+
+
+def test_how_many_clients_are_stacked():
+    """All of a small net's; on a CPU, big nets and plain ones are trained one by one."""
+    for name, pair in ZOO.items():
+        model = build_model(name, pair.data(), width=pair.width)
+        is_small = name in ("lenet5", "simplecnn", "fedgen-cnn")
+        assert model.clients_at_once() == (64 if is_small else 1)
+        assert model.clients_at_once(7) == (1 if name == "lstm" else 7)
+        model.device = "cuda"
+        assert model.clients_at_once() == (1 if name == "lstm" else 64)
+
+
+# ----------------------------------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("height, width", [(12, 12), (11, 6), (6, 13), (7, 9)])
+def test_pooling_before_the_bias_changes_no_bit(height, width, training):
+    """Rounding is monotone: max(a + b) = max(a) + b. NaN stays, odd edges are left out."""
+    torch.manual_seed(0)
+    layer = nets.PooledConv2d(6, 8, 3, padding=1)
+    x = torch.randn(5, 6, height, width)
+    x[1] = 0
+    x[2, :, 3, 3] = torch.nan
+    convolved = F.conv2d(x, layer.weight, layer.bias * 0, 1, 1) + layer.bias[:, None, None]
+    expected = F.max_pool2d(convolved, 2)
+    layer.weight = nn.Parameter(layer.weight[None].detach())  # of one client
+    layer.bias = nn.Parameter(layer.bias[None].detach())
+    with torch.set_grad_enabled(training):
+        pooled = layer(x)
+    assert torch.equal(pooled.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+
+
+def test_gradients_of_a_batched_linear_map():
+    torch.manual_seed(0)
+    shapes = ((3, 4, 5), (3, 2, 5), (3, 2))
+    arguments = [torch.randn(*shape, dtype=DOUBLE, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(nets.Affine.apply, arguments)
+
+
+def test_inputs_of_stacked_clients_lie_side_by_side():
+    """As channels, which lie last in memory: convolutions are twice as fast on this layout."""
+    rng = np.random.default_rng(0)
+    for channels in (1, 3):
+        x = torch.from_numpy(rng.random((4, 2, 16, 16, channels)))
+        stacked = arrange(x)
+        assert torch.equal(stacked, torch.cat(list(x), -1).permute(0, 3, 1, 2))
+        assert stacked.is_contiguous(memory_format=torch.channels_last)
+        alone = arrange(x[:1])
+        assert torch.equal(alone, x[0].permute(0, 3, 1, 2))
+        assert alone.is_contiguous()
+    text = torch.arange(10).view(1, 2, 5)
+    assert torch.equal(arrange(text), text[0])
+
+
+def test_gather_is_indexing():
+    samples = torch.arange(60.0).view(5, 3, 4)
+    index = torch.tensor([[4, 0, 4], [1, 2, 0]])
+    assert torch.equal(nets.gather(samples, index), samples[index])
+    assert torch.equal(nets.gather(samples, index[0]), samples[index[0]])
+
+
+# -------------------------------------------------------------------------------- weights as rows
+
+
+def test_a_bound_net_lies_in_the_memory_of_its_rows():
+    model = build_model("fedgen-cnn", random_images(28))
+    thetas = perturb(model.init(0), 2)
+    net = model.bind(thetas, grad=True)
+    assert all(leaf.requires_grad for leaf in net.leaves)
+    assert not any(leaf.requires_grad for leaf in model.bind(thetas).leaves)
+    assert not model.bind(thetas).training
+    thetas.zero_()
+    assert not any(leaf.any() for leaf in net.leaves)
+    layers = model.by_layer(perturb(model.init(0), 2))
+    by_layer = model.bind(layers)
+    assert by_layer.leaves[0].data_ptr() == layers[0].data_ptr()
+
+
+def test_rows_by_layer_are_copies():
+    model = build_model("fedgen-cnn", random_images(28))
+    thetas = perturb(model.init(0), 3)
+    layers = model.by_layer(thetas)
+    assert torch.equal(torch.cat(layers, 1), thetas)
+    learnt = model.by_layer(thetas[:, : model.trainable])
+    assert torch.equal(torch.cat(learnt, 1), thetas[:, : model.trainable])
+    assert len(learnt) == len(model.parameters)
+    layers[0].zero_()
+    assert thetas[:, 0].all()
+
+
+# ------------------------------------------------------------------------------- anyone's own nets
+
+FLAT = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, channels, side, classes):
+        super().__init__(nn.Flatten(), nn.Linear(channels * side * side, classes))
+"""
+DETACHED = """
+    def forward(self, x):
+        return super().forward(x).detach()
+"""
+SPARE = """
+        self.spare = nn.Linear(1, 1)
+    def forward(self, x):
+        return self[1](self[0](x))
+"""
+UNLUCKY = """
+class Net:
+    def __init__(self, *sizes):
+        raise RuntimeError('no\\nluck')
+"""
+HEADLESS = """
+from torch import nn
+class Net(nn.Flatten):
+    def __init__(self, *sizes):
+        super().__init__()
+"""
+PERMUTED = """
+import numpy as np
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, channels, side, classes):
+        super().__init__()
+        self.register_buffer("order", torch.randperm(side * side))
+        self.out = nn.Linear(side * side, classes)
+        self.out.weight.data[:] = torch.as_tensor(np.random.rand(classes, 1)).float()
+    def forward(self, x):
+        return self.out(x.flatten(1)[:, self.order])
+"""
+TIED = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, channels, side, classes):
+        super().__init__()
+        self.first = nn.Linear(side * side, side * side)
+        self.second = nn.Linear(side * side, side * side)
+        self.second.weight = self.first.weight
+        self.out = nn.Linear(side * side, classes)
+    def forward(self, x):
+        return self.out(self.second(self.first(x.flatten(1)).tanh()))
+"""
+NORMED = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, channels, side, classes):
+        super().__init__(nn.Conv2d(channels, 6, side), nn.BatchNorm2d(6), nn.Flatten())
+        self.append(nn.Linear(6, classes))
+"""
+
+
+def write_net(tmp_path, text: str) -> str:
+    """The net's name for --model."""
+    (tmp_path / "mine.py").write_text(text)
+    return f"{tmp_path / 'mine.py'}:Net"
+
+
+def class_of(text: str) -> type:
+    """The net's class as anyone would import it."""
+    names = {}
+    exec(text, names)
+    return names["Net"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Net = 3",
+        "class Net: pass",
+        "class Other: pass",
+        "def Net(:",
+        "import no_such_module",
+        "raise SystemExit(3)",
+        UNLUCKY,
+        HEADLESS,
+        FLAT + DETACHED,
+        FLAT.rstrip() + SPARE,
+        FLAT.replace("classes))", "classes + 1))"),
+    ],
+)
+def test_an_own_net_that_is_none(text, tmp_path):
+    with pytest.raises(UsageError, match="^--model [^\n]*mine.py:Net: [^\n]+$"):
+        build_model(write_net(tmp_path, text), random_images())
+
+
+def test_an_own_net_whose_file_is_gone_or_lacks_the_name(tmp_path):
+    with pytest.raises(UsageError, match="^--model [^\n]*gone.py:Net: [^\n]+$"):
+        build_model(f"{tmp_path}/gone.py:Net", random_images())
+    write_net(tmp_path, FLAT)
+    with pytest.raises(UsageError, match="mine.py holds no Other"):
+        build_model(f"{tmp_path}/mine.py:Other", random_images())
+
+
+def test_an_own_net_is_found_from_the_working_directory(tmp_path, monkeypatch):
+    write_net(tmp_path, FLAT)
+    monkeypatch.chdir(tmp_path)
+    model = build_model("mine.py:Net", random_images())
+    assert model.is_plain
+    assert model.trainable == 257 * 4
+    with pytest.raises(UsageError, match="^--model mine.py:Net: [^\n]*projection head"):
+        build_model("mine.py:Net", random_images(), projection=True)
+
+
+def test_an_own_net_of_client_aware_layers_is_stacked(tmp_path):
+    text = "import nets\ndef Net(channels, side, classes):\n"
+    text += "    return nets.lenet5(channels, side, classes, 0)\n"
+    data = random_images()
+    model = build_model(write_net(tmp_path, text), data, projection=True)
+    assert model.clients_at_once() == 64
+    assert torch.equal(model.init(1), build_model("lenet5", data, projection=True).init(1))
+
+
+def test_what_an_own_net_draws_and_does_not_learn_is_the_same_in_every_process(tmp_path):
+    name = write_net(tmp_path, PERMUTED)
+    orders = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = build_model(name, random_images())
+        [order] = model.constants.values()
+        orders.append(order.tolist())
+    assert orders[0] == orders[1]
+    assert orders[0] != sorted(orders[0])
+    assert torch.equal(model.init(1), model.init(1))
+    assert not torch.isclose(model.init(1)[0], model.init(2)[0], atol=1e-6)
+
+
+def test_an_own_net_with_a_permutation_equals_itself(tmp_path):
+    data = random_images()
+    model = build_model(write_net(tmp_path, PERMUTED), data, dtype=DOUBLE)
+    theta = model.init(4)
+    twin = fill(class_of(PERMUTED)(1, 16, 4), theta)
+    [twin.order] = model.constants.values()
+    logits = run(model.bind(theta[None]), data.images("train", DOUBLE)[:5][None])
+    assert torch.allclose(logits[0], twin(normalise(data, data.x_train[:5])), atol=1e-12)
+
+
+def test_an_own_net_whose_layers_share_a_weight_trains_as_with_torchs_sgd(tmp_path):
+    data = random_images()
+    model = build_model(write_net(tmp_path, TIED), data, dtype=DOUBLE)
+    theta = model.init(0)
+    twin = fill(class_of(TIED)(1, 16, 4), theta)
+    assert model.size == len(flatten(twin)) == 256 * 256 + 2 * 256 + 257 * 4
+    batches = epochs_of_batches(np.arange(12), 1, 4, np.random.default_rng(0))
+    sgd = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for batch in batches:
+        sgd.zero_grad()
+        logits = twin(normalise(data, data.x_train[batch]))
+        F.cross_entropy(logits, data.y_train[batch]).backward()
+        sgd.step()
+    update = train(model, theta, data, np.array([0]), [batches], Local(0.1))
+    assert torch.allclose(update.thetas[0], flatten(twin), rtol=0, atol=1e-12)
+    assert not torch.equal(update.thetas[0], theta)
+
+
+def test_group_norms_take_the_place_of_an_own_nets_batch_norms(tmp_path):
+    data = random_images()
+    name = write_net(tmp_path, NORMED)
+    model = build_model(name, data, dtype=DOUBLE, norm="group")
+    theta = perturb(model.init(0), 1)[0]
+    twin = class_of(NORMED)(1, 16, 4)
+    twin[1] = nn.GroupNorm(1, 6)
+    logits = run(model.bind(theta[None]), data.images("train", DOUBLE)[:3][None])
+    expected = fill(twin, theta)(normalise(data, data.x_train[:3]))
+    assert torch.allclose(logits[0], expected, rtol=0, atol=1e-12)
+    assert not model.has_batch_norm
+    assert build_model(name, data).has_batch_norm
+    assert build_model(name, data).size == model.size + 2 * 6
+
+
+def test_a_batch_norm_that_counts_its_batches_is_refused(tmp_path):
+    """Torch's cumulative average needs the number of batches, which no average of clients keeps."""
+    text = NORMED.replace("nn.BatchNorm2d(6)", "nn.BatchNorm2d(6, momentum=None)")
+    with pytest.raises(UsageError, match="^--model [^\n]*momentum None[^\n]*$"):
+        build_model(write_net(tmp_path, text), random_images())
+
+
+STRICT = """
+    def forward(self, x):
+        assert len(x) > 1 or not self.training, 'Expected more than 1 value'
+        return super().forward(x)
+"""
+
+
+@pytest.mark.parametrize(
+    "text, error",
+    [
+        (FLAT.replace("classes))", "classes), nn.BatchNorm1d(classes))"), "ValueError"),
+        (FLAT + STRICT, "AssertionError"),
+    ],
+)
+def test_an_own_net_that_fails_in_training_is_named_in_one_line(text, error, tmp_path):
+    """Batch norm over vectors takes no batch of one, which the last of an epoch may be."""
+    data = random_images()
+    model = build_model(write_net(tmp_path, text), data)
+    message = f"^--model [^\n]*mine.py:Net: {error}: Expected more than 1 value[^\n]*$"
+    batches = [np.array([[0, 1], [2, -1]])]
+    with pytest.raises(UsageError, match=message):
+        train(model, model.init(0), data, np.array([0]), batches, Local(0.1))
