@@ -1,0 +1,264 @@
+"""Tables, paired intervals and figures, against scipy's paired test and arithmetic by hand."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import ttest_rel
+
+import report
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What `plot` is asked to draw: {file name: (df, options)}; nothing is drawn."""
+    figures = {}
+
+    def plot(df, path, **options):
+        figures[path.name] = (df, options)
+
+    monkeypatch.setattr(report, "plot", plot)
+    return figures
+
+
+def rows_of(accuracies: dict, setting="", rounds=1) -> list[dict]:
+    """metrics.csv of methods {name: final accuracy by trial}; round t of R has t / R of it."""
+    rows = []
+    for method, finals in accuracies.items():
+        for trial, final in enumerate(finals):
+            for t in range(1, rounds + 1):
+                row = {"setting": setting, "method": method, "trial": trial, "round": t}
+                row |= {"accuracy": final * t / rounds, "uploads": 3 * t, "seconds": 0.5 * t}
+                rows.append(row | {"received_mb": 2.0 * t, "sent_mb": 1.0 * t})
+    return rows
+
+
+def frame(rows: list[dict]) -> pd.DataFrame:
+    df = pd.DataFrame(rows)
+    df.attrs["title"] = "made up, 4 trials"
+    return df
+
+
+FOUR = {"a": [3.0, 5.0, 4.5, 6.0], "b": [2.0, 4.5, 4.0, 4.0], "c": [2.5, 4.9, 4.4, 5.2]}
+
+
+def test_final_best_and_last_ten():
+    path = [5.0, 99.0] + [float(i) for i in range(13)]
+    sparse = [a if (t + 1) % 4 == 0 or t == 14 else np.nan for t, a in enumerate(path)]
+    rows = []
+    for trial, accuracies in enumerate((path, sparse)):
+        for t, accuracy in enumerate(accuracies):
+            row = {"setting": "", "method": "a", "trial": trial, "round": t + 1}
+            rows.append(row | {"accuracy": accuracy, "uploads": t, "seconds": 0.1 * t})
+    found = report.per_trial(frame(rows))
+    assert found.final.tolist() == [12, 12]
+    assert found.best.tolist() == [99, 12]
+    means = [np.mean(path[5:]), np.mean([path[7], path[11], path[14]])]
+    assert found.last10.tolist() == pytest.approx(means)
+    assert found.uploads.tolist() == [14, 14]
+
+
+def test_interval_is_students():
+    a, b = np.array(FOUR["a"]), np.array(FOUR["b"])
+    test = ttest_rel(a, b)
+    expected = test.confidence_interval(0.95)
+    found = report.interval(a - b)
+    assert found == pytest.approx((1.0, expected.low, expected.high, test.pvalue))
+    assert report.interval([*(a - b), np.nan]) == found
+
+
+def test_an_interval_without_spread_or_of_one_trial():
+    assert report.interval([0.0, 0.0, 0.0]) == (0, 0, 0, 1)
+    assert report.interval([2.0, 2.0]) == (2, 2, 2, 0)
+    mean, *rest = report.interval([2.0])
+    assert mean == 2 and np.isnan(rest).all()
+
+
+def test_differences_of_all_pairs_and_holms_correction():
+    table = report.differences(report.per_trial(frame(rows_of(FOUR))))
+    last = table[table.measure == "last10"]
+    assert list(zip(last.a, last.b, strict=True)) == [("a", "b"), ("a", "c"), ("b", "c")]
+    p = [ttest_rel(FOUR[x], FOUR[y]).pvalue for x, y in ("ab", "ac", "bc")]
+    assert last.p.tolist() == pytest.approx(p)
+    small, large = sorted(p[:2])
+    assert sorted(last.holm[:2]) == pytest.approx([2 * small, max(2 * small, large)])
+    assert np.isnan(last.holm.iloc[2])  # no pair with the first method
+    assert last["mean"].tolist() == pytest.approx([1.0, 0.375, -0.625])
+
+
+def test_holms_correction_is_over_all_settings():
+    rows = rows_of(FOUR, "alpha=1") + rows_of(FOUR, "alpha=2")
+    table = report.differences(report.per_trial(frame(rows)))
+    final = table[(table.measure == "final") & table["first"]]
+    p = sorted(final.p)
+    expected = np.maximum.accumulate(np.array(p) * [4, 3, 2, 1])
+    assert sorted(final.holm) == pytest.approx(expected.clip(max=1))
+
+
+def test_pairs_are_taken_within_trials_that_both_have():
+    rows = rows_of({"a": [3.0, 5.0, 9.0], "b": [2.0, 4.5]})
+    [final, _] = report.differences(report.per_trial(frame(rows))).to_dict("records")
+    assert (final["trials"], final["mean"]) == (2, 0.75)
+
+
+def test_tables_are_printed_whole(capsys):
+    long = "client-power-of-choice+data-anti"
+    runs = report.per_trial(frame(rows_of({long: [50.0, 60.0], "b": [50.0, 70.0]}, "alpha=1")))
+    report.print_tables(runs, report.differences(runs), "digits, 2 trials")
+    printed = capsys.readouterr().out
+    assert "alpha=1: digits, 2 trials, accuracy in %" in printed
+    words = " ".join(printed.split())
+    assert f"{long} 55.00 +- 7.07 55.00 +- 7.07 3 0.5 b 60.00" in words
+    assert f"{long} - b, final: -5.00 [-68.53, +58.53] p 0.5\n" in printed
+
+
+def test_a_single_trial_has_no_interval(capsys):
+    runs = report.per_trial(frame(rows_of({"a": [5.0], "b": [4.0]})))
+    report.print_tables(runs, report.differences(runs), "digits, 1 trials")
+    assert "a - b, final: +1.00\n" in capsys.readouterr().out
+
+
+def diverge(rows: list[dict], method: str, trial: int) -> list[dict]:
+    """The run's last round diverges."""
+    of_run = [row for row in rows if row["method"] == method and row["trial"] == trial]
+    others = [row for row in rows if row not in of_run]
+    names = ("setting", "method", "trial", "round")
+    last = {name: of_run[-1][name] for name in names} | {"diverged": 1}
+    return others + of_run[:-1] + [last]
+
+
+def test_a_run_that_diverged_counts_nowhere(capsys):
+    rows = diverge(rows_of(FOUR, rounds=2), "b", 1)
+    df = frame(rows)
+    runs = report.per_trial(df)
+    empty = runs[runs.final.isna()]
+    assert empty.index.tolist() == [("", "b", 1)]
+    assert empty[["last10", "best"]].isna().all(axis=None)
+    pair = report.differences(runs).iloc[0]
+    assert (pair.b, pair.trials) == ("b", 3)
+    rest = [0, 2, 3]
+    gaps = np.array(FOUR["a"])[rest] - np.array(FOUR["b"])[rest]
+    assert pair["mean"] == pytest.approx(gaps.mean())
+    finite = report.without_diverged(df)
+    assert len(finite) == len(df) - 2
+    assert not ((finite.method == "b") & (finite.trial == 1)).any()
+
+
+def test_a_method_that_always_diverged_leaves_an_empty_cell(capsys):
+    rows = rows_of({"a": [3.0], "b": [2.0]}, rounds=2)
+    runs = report.per_trial(frame(diverge(rows, "b", 0)))
+    report.print_tables(runs, report.differences(runs), "digits, 1 trials")
+    printed = capsys.readouterr().out
+    [line] = [line for line in printed.splitlines() if line.startswith("b ")]
+    assert "nan" not in line and "+-" not in line
+    assert "a - b" not in printed
+
+
+def test_nothing_but_diverged_runs(tmp_path, capsys):
+    rows = [{"setting": "", "method": m, "trial": 0, "round": 1, "diverged": 1} for m in "ab"]
+    df = report.write_metrics(rows, tmp_path, "digits, 1 trials")
+    summary = report.conclude(df, tmp_path, {"command": "x"})
+    assert [run["method"] for run in summary["results"]] == ["a", "b"]
+
+
+def test_what_is_written(tmp_path, capsys):
+    rows = rows_of(FOUR, rounds=3)
+    df = report.write_metrics(rows, tmp_path, "digits, 4 trials")
+    read = pd.read_csv(tmp_path / "metrics.csv", keep_default_na=False)
+    assert read.to_dict("records") == rows
+    summary = report.conclude(df, tmp_path, {"command": "python x.py"})
+    report.write_summary(summary, tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["command"] == "python x.py" and {"python", "torch"} <= set(summary["versions"])
+    assert [run["final"] for run in summary["results"]] == FOUR["a"] + FOUR["b"] + FOUR["c"]
+    assert len(summary["paired"]) == 6
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert table.method.tolist() == ["a", "b", "c"]
+    assert table.final.tolist() == pytest.approx([np.mean(FOUR[m]) for m in "abc"])
+    assert table.final_std.tolist() == pytest.approx([np.std(FOUR[m], ddof=1) for m in "abc"])
+    assert table.trials.tolist() == [4, 4, 4] and table.uploads.tolist() == [9, 9, 9]
+
+
+def test_gains_over_a_control(capsys):
+    runs = report.per_trial(frame(rows_of(FOUR)))
+    report.print_gains(runs, "b")
+    printed = capsys.readouterr().out
+    assert "minus that of b" in printed and "+1.00 [" in printed
+    report.print_gains(runs, "absent")
+    assert capsys.readouterr().out == ""
+
+
+def test_paired_curves_are_differences_within_trial_and_round():
+    rows = rows_of(FOUR, rounds=3)
+    rows[1]["accuracy"] = np.nan  # method a, trial 0, round 2 was not tested
+    gaps = report.paired_curves(frame(rows))
+    assert gaps.method.unique().tolist() == ["a minus b", "a minus c"]
+    assert len(gaps) == 2 * (4 * 3 - 1)
+    of_b = gaps[(gaps.method == "a minus b") & (gaps.trial == 3)]
+    assert of_b.gap.tolist() == pytest.approx([2 / 3, 4 / 3, 2])
+    assert gaps.index.is_unique
+    assert report.student(of_b.gap)[1] > 2  # as wide as Student's, not one standard error
+
+
+def test_the_first_figure_is_of_differences_and_none_is_drawn_twice(drawn, tmp_path):
+    df = frame(rows_of(FOUR, rounds=3))
+    report.plot_all(df, tmp_path)
+    assert list(drawn) == ["differences.png", "accuracy.png"]
+    gaps, options = drawn["differences.png"]
+    assert options["errorbar"] is report.student and options["zero"]
+    assert gaps.attrs["title"] == "made up, 4 trials: paired differences, mean and 95 % interval"
+    drawn.clear()
+    report.plot_all(frame(rows_of({"a": [1.0]}, rounds=3)), tmp_path)
+    assert list(drawn) == ["accuracy.png"]
+
+
+def test_megabytes_are_drawn_where_methods_differ_in_them(drawn, tmp_path):
+    df = frame(rows_of(FOUR, rounds=3))
+    df.loc[df.method == "c", "sent_mb"] *= 2
+    report.plot_all(df, tmp_path)
+    shown, options = drawn["megabytes.png"]
+    assert options["x"] == "megabytes" and options["units"] == "trial"
+    of_c = shown[(shown.method == "c") & (shown.trial == 0)]
+    assert of_c.megabytes.tolist() == [4, 8, 12]  # both ways
+
+
+def test_who_loses_is_drawn_where_it_is_known(drawn, tmp_path):
+    df = frame(rows_of(FOUR, rounds=2)).assign(own_mean=5.0, own_worst_tenth=1.0)
+    report.plot_all(df, tmp_path)
+    shown, options = drawn["own_accuracy.png"]
+    assert options["row"] == "column" and shown["column"].nunique() == 2
+    assert "own_accuracy.png" not in shown.attrs["title"]
+
+
+def test_partition_is_written_by_setting(drawn, tmp_path):
+    counts = np.array([[3, 0], [1, 2]])
+    report.plot_partition({"alpha=1": counts, "alpha=2": counts[::-1]}, tmp_path, "digits")
+    table = pd.read_csv(tmp_path / "partition.csv")
+    second = table[table.setting == "alpha=2"]
+    rows = second[["client", "class", "samples"]].to_numpy().tolist()
+    assert rows == [[0, 0, 1], [0, 1, 2], [1, 0, 3]]
+    assert drawn["partition.png"][0].attrs["title"].startswith("digits, trial 1")
+
+
+def test_figures_are_files_with_titles_and_units(tmp_path, monkeypatch):
+    from matplotlib import pyplot
+
+    figures = []
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    df = frame(rows_of(FOUR, "alpha=1", rounds=3) + rows_of(FOUR, "alpha=2", rounds=3))
+    report.plot_all(df, tmp_path)
+    report.curves(df, tmp_path / "two.png", "accuracy", "uploads")
+    bars = {"x": "final", "y": "method", "kind": "bar", "errorbar": "sd"}
+    report.plot(report.per_trial(df).reset_index(), tmp_path / "bars.png", **bars)
+    names = {path.name for path in tmp_path.glob("*.png") if path.stat().st_size > 5000}
+    assert names == {"differences.png", "accuracy.png", "two.png", "bars.png"}
+    differences, accuracy, two, bar = figures
+    assert "95 % interval" in differences.get_suptitle()
+    assert accuracy.get_suptitle() == bar.get_suptitle() == "made up, 4 trials"
+    left, right = accuracy.axes
+    assert (left.get_title(), right.get_title()) == ("alpha=1", "alpha=2")
+    assert left.get_ylabel() == "test accuracy in %" and left.get_xlabel() == "round"
+    assert len(two.axes) == 4 and two.axes[0].get_title() == "test accuracy in %\nalpha=1"
+    assert bar.axes[0].get_xlabel() == "final test accuracy in %"
