@@ -1,0 +1,509 @@
+"""The studies of fedavg_curriculum.py, by loops and by the literal Algorithm 1."""
+
+import dataclasses
+import sys
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from algorithm_1 import (
+    OFF,
+    QUICK,
+    SMALL,
+    arrays,
+    command,
+    compare_with_literal,
+    exact_pacing,
+    is_same,
+    literal_schedule,
+    literal_scores,
+    metrics,
+    net_of,
+    small,
+    state_of,
+    write_data,
+)
+
+import common
+import experiment
+import fedavg_curriculum as script
+import report
+import training
+from data import load_data
+from results.fedavg_curriculum import explain, exposure, rivals, schedule
+
+ROOT = Path(script.__file__).parent
+FAMILIES = ("linear", "quadratic", "root", "step", "exponential")
+STUDY = dict.fromkeys(("random-step", "shuffled", "weighted", "fixed"), exposure)
+STUDY |= dict.fromkeys(("balanced", "threshold", "hard-threshold"), rivals)
+
+
+@pytest.fixture(scope="session")
+def data_file(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "made_up.npz")
+
+
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch):
+    """They take seconds."""
+    monkeypatch.setattr(sys, "argv", ["a study"])
+    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+# ------------------------------------------------------------------------ a client's round of steps
+
+
+def drawn(order, n=23, t=2, m=3, difficulty=None, **flags):
+    """(batches, weights) of a client whose samples are 100, 101, ..., of three classes."""
+    y = np.arange(100 + n) % 3
+    shards = {m: np.arange(100, 100 + n)}
+    fl = SimpleNamespace(shards=shards, sizes={m: n}, labels=y, streams=common.Streams(1))
+    if difficulty is None:
+        difficulty = rng(1).random(n)
+    if order in ("random", "vanilla"):
+        difficulty = np.zeros(n)
+    study = STUDY.get(order, exposure)
+    config = small(study.Config, order=order, **flags)
+    found = study.draw_batches(config, fl, t, m, difficulty)
+    if study is exposure:
+        return found
+    return found, np.ones(found.shape)
+
+
+@pytest.mark.parametrize("scope", ["round", "global"])
+@pytest.mark.parametrize("order", STUDY)
+def test_schedules_by_python_lists(order, scope):
+    """Batches and weights, of poor clients too: as many steps and samples as any order takes."""
+    for n in (1, 3, 4, 5, 23):
+        flags = {"pacing_scope": scope, "pacing_a": 0.7, "pacing_b": 0.3}
+        batches, weights = drawn(order, n, **flags)
+        config = small(STUDY[order].Config, order=order, **flags)
+        labels = (np.arange(100, 100 + n) % 3).tolist()
+        difficulty = rng(1).random(n).tolist()
+        client = (list(range(100, 100 + n)), difficulty, labels, common.Streams(1), 2, 3)
+        expected, expected_weights = literal_schedule(config, *client)
+        width = min(4, n)
+        assert batches.shape == weights.shape == (2 * -(-n // 4), 4)
+        assert batches[:, :width].tolist() == expected
+        assert (batches[:, width:] == -1).all()
+        assert weights[:, :width] == pytest.approx(np.array(expected_weights))
+
+
+@pytest.mark.parametrize("flags", [{"pacing_b": 1.0}, {"pacing_a": 0.0}])
+@pytest.mark.parametrize("scope", ["round", "global"])
+def test_without_pacing_all_orders_are_one_schedule(flags, scope):
+    """hard-threshold ends at the fraction b: where a is 0, at once."""
+    vanilla, _ = drawn("vanilla", pacing_scope=scope, **flags)
+    orders = ["fixed", "balanced", "threshold"]
+    if "pacing_b" in flags:
+        orders.append("hard-threshold")
+    for order in orders:
+        batches, _ = drawn(order, pacing_scope=scope, **flags)
+        assert np.array_equal(batches, vanilla)
+
+
+@pytest.mark.parametrize("order", STUDY)
+def test_the_streams_of_a_client_do_not_depend_on_who_else_takes_part(order):
+    batches, _ = drawn(order)
+    assert np.array_equal(batches, drawn(order)[0])
+    assert not np.array_equal(batches, drawn(order, t=2, m=4)[0])
+    assert not np.array_equal(batches, drawn(order, t=1, m=3)[0])
+
+
+def test_shuffled_is_the_curriculum_at_other_times():
+    difficulty = np.arange(40.0)
+    easy_first, _ = drawn("curriculum", 40, difficulty=difficulty, epochs=10)
+    shuffled, weights = drawn("shuffled", 40, difficulty=difficulty, epochs=10)
+    assert sorted(easy_first.tolist()) == sorted(shuffled.tolist())
+    assert not np.array_equal(easy_first, shuffled)
+    assert (weights == 1).all()
+
+
+def test_weighted_has_the_exposure_of_the_curriculum_and_the_batches_of_vanilla():
+    options = {"n": 40, "difficulty": np.arange(40.0), "epochs": 10}
+    batches, weights = drawn("weighted", **options)
+    assert np.array_equal(batches, drawn("vanilla", **options)[0])
+    easy_first, _ = drawn("curriculum", **options)
+    visits = np.bincount(easy_first.ravel(), minlength=140)[100:]
+    assert visits.sum() == 400
+    assert visits[:8].mean() > 2 * visits[-8:].mean()
+    assert weights == pytest.approx(visits[batches - 100] / 10)  # vanilla visits each ten times
+    paid = np.bincount(batches.ravel(), weights.ravel(), minlength=140)[100:]
+    assert paid == pytest.approx(visits)
+
+
+def test_weights_of_a_client_poorer_than_a_batch():
+    batches, weights = drawn("weighted", 3, pacing_b=0.4, epochs=5)
+    real = batches >= 0
+    assert (real.sum(1) == 3).all()
+    assert weights[real].sum() == pytest.approx(15)
+
+
+def test_fixed_keeps_one_order_over_all_rounds():
+    options = {"n": 50, "epochs": 4, "batch_size": 5, "pacing_b": 0.2, "pacing_a": 0.8}
+    first = {("fixed", 3): set(), ("fixed", 4): set(), ("random", 3): set()}
+    for (order, m), samples in first.items():
+        for t in range(20):
+            samples.update(drawn(order, t=t, m=m, **options)[0][0].tolist())
+    assert len(first["fixed", 3]) == 10  # g is 10: in every round the same samples
+    assert len(first["random", 3]) > 25
+    assert first["fixed", 3] != first["fixed", 4]
+
+
+def test_random_step_draws_from_all_at_each_step():
+    batches, _ = drawn("random-step", 50, epochs=20, batch_size=5, pacing_b=0.02)
+    for batch in batches.tolist():
+        assert len(set(batch)) == 5
+    assert len(np.unique(batches[:40])) == 50
+    assert len(np.unique(batches[:10])) < 50  # no pass: 10 batches of 5 would be all
+
+
+def test_every_balanced_prefix_holds_the_easiest_fraction_of_each_class():
+    y = np.repeat([0, 3, 7], [40, 20, 10])[rng(1).permutation(70)]
+    difficulty = rng(2).random(70)
+    ranks = rivals.balance(difficulty, y, rng(3))
+    places = np.argsort(ranks)
+    assert sorted(ranks) == list(range(70))
+    for n in range(1, 71):
+        prefix = places[:n]
+        for c, held in ((0, 40), (3, 20), (7, 10)):
+            in_class = prefix[y[prefix] == c]
+            easiest = np.flatnonzero(y == c)[np.argsort(difficulty[y == c])]
+            assert abs(len(in_class) - n * held / 70) <= 1
+            assert np.array_equal(in_class, easiest[: len(in_class)])
+
+
+@pytest.mark.parametrize("order", ["threshold", "hard-threshold"])
+def test_thresholds_by_a_loop(order, monkeypatch):
+    """lambda moves linearly between two losses; a sample compares its own loss with it."""
+    for seed in range(5):
+        losses = rng(seed).exponential(size=20)
+        ascending = sorted(losses)
+        g = admitted_by(order, losses, 40, monkeypatch, pacing_a=0.75, pacing_b=0.3)
+        wanted = []
+        for step in range(40):
+            x = min(step / 30, 1)
+            if order == "threshold":
+                limit = ascending[5] + (ascending[-1] - ascending[5]) * x
+                wanted.append(sum(loss <= limit + 1e-12 for loss in losses))
+            else:
+                limit = ascending[0] + (ascending[-6] - ascending[0]) * x
+                wanted.append(sum(loss >= limit - 1e-12 for loss in losses))
+        assert g == wanted
+        assert (g[0], g[-1]) == ((6, 20) if order == "threshold" else (20, 6))
+
+
+def admitted_by(order, losses, T, monkeypatch, **flags) -> list[int]:
+    """g at each of T steps, with one batch an epoch."""
+    pacings = []
+    sampler = script.CurriculumBatchSampler
+
+    def spy(difficulty, batch_size, steps, pacing, *generators):
+        pacings.append(pacing)
+        return sampler(difficulty, batch_size, steps, pacing, *generators)
+
+    monkeypatch.setattr(script, "CurriculumBatchSampler", spy)
+    N = len(losses)
+    drawn(order, N, difficulty=np.array(losses), epochs=T, batch_size=N, **flags)
+    monkeypatch.undo()
+    return [int(pacings[0](step)) for step in range(T)]
+
+
+@pytest.mark.parametrize("order", ["threshold", "hard-threshold"])
+def test_a_threshold_arrives_at_a_times_t(order, monkeypatch):
+    """In doubles .55 * 100 is above 55: the last sample must not come a step late."""
+    losses = rng(0).exponential(size=50)
+    for a, T in ((0.55, 100), (0.28, 25), (0.28, 50), (0.07, 100), (0.29, 100)):
+        g = admitted_by(order, losses, T, monkeypatch, pacing_a=a)
+        assert g[round(a * T)] == (50 if order == "threshold" else 10)
+        if order == "threshold":
+            assert g[round(a * T) - 1] < 50
+
+
+@pytest.mark.parametrize("order", ["threshold", "hard-threshold"])
+def test_thresholds_with_ties_and_degenerate_paces(order, monkeypatch):
+    assert set(admitted_by(order, np.zeros(7), 9, monkeypatch)) == {7}
+    losses = [0.0, 0.0, 0.0, 1.0, 1.0, 2.0]
+    for a, b in ((0.0, 0.2), (0.8, 0.0), (0.8, 1.0), (1e6, 0.5)):
+        g = admitted_by(order, losses, 9, monkeypatch, pacing_a=a, pacing_b=b)
+        assert min(g) >= 1
+        assert max(g) <= 6
+
+
+# -------------------------------------------------------------------------------------- whole runs
+
+SKEWED = {"partition": "dirichlet", "alpha": 0.5}
+ARMS = [
+    (exposure, {"order": "curriculum"}),
+    (exposure, {"order": "random-step", "base": "fednova"}),
+    (exposure, {"order": "shuffled", "score": "L"}),
+    (exposure, {"order": "weighted", "score": "LG", "pacing": "root", "weight_decay": 0.0}),
+    (exposure, {"order": "weighted", "score": "E", "batch_size": 20} | SKEWED),
+    (exposure, {"order": "fixed", "pacing": "step"}),
+    (rivals, {"order": "random", "pacing": "root", "fedlc": 0.7}),
+    (rivals, {"order": "balanced", "pacing_scope": "global", "score": "L"}),
+    (rivals, {"order": "balanced", "fedlc": 1.5} | SKEWED),
+    (rivals, {"order": "threshold", "score": "LG", "pacing_scope": "global"}),
+    (rivals, {"order": "hard-threshold", "score": "E", "base": "fedprox", "mu": 0.3}),
+]
+
+
+def label(value):
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else ""
+
+
+@pytest.mark.parametrize(("study", "arm"), ARMS, ids=label)
+def test_a_run_equals_a_literal_algorithm_1(study, arm, data_file, tmp_path):
+    flags = OFF | SMALL | {"dataset": str(data_file)} | arm
+    study.main([*command(flags), "--out", str(tmp_path)])
+    config = study.Config(**flags)
+    method = rivals.name(config) if study is rivals else config.order
+    compare_with_literal(config, method, tmp_path)
+
+
+def test_the_orders_differ(data_file, tmp_path):
+    flags = SMALL | {"dataset": data_file, "clients": 5, "clients_per_round": 3, "rounds": 2}
+    flags |= {"epochs": 3, "batch_size": 4, "alpha": 1.0, "pacing_b": 0.25, "lr": 0.05}
+    thetas = {}
+    for order in (*script.ORDERS, *STUDY):
+        main = STUDY.get(order, exposure).main
+        thetas[order] = state_of(main, flags | {"order": order}, tmp_path / order)["theta"]
+    names = list(thetas)
+    for i, a in enumerate(names):
+        for b in names[:i]:
+            assert not torch.equal(thetas[a], thetas[b]), (a, b)
+
+
+@pytest.mark.parametrize("order", ["random-step", "fixed", "threshold", "hard-threshold"])
+def test_what_an_order_is_declared_not_to_read_it_does_not_read(order, data_file, tmp_path):
+    study = STUDY[order]
+    flags = SMALL | {"dataset": data_file, "clients": 5, "clients_per_round": 3, "rounds": 2}
+    flags |= {"epochs": 2, "order": order}
+    changed = {"score": "L", "expert_epochs": 2, "pacing": "root", "pacing_a": 0.3}
+    changed |= {"pacing_b": 0.5, "pacing_scope": "global", "lr_power": 0.1, "mu": 0.7}
+    read = study.Config(order=order).results_depend_on()
+    unread = {name: value for name, value in changed.items() if name not in read}
+    wanted = {"expert_epochs", "lr_power", "mu"}
+    if study is exposure:
+        wanted.add("score")
+    else:
+        wanted.add("pacing")
+    if order == "random-step":
+        wanted |= {"pacing", "pacing_a", "pacing_b", "pacing_scope"}
+    assert set(unread) == wanted
+    plain = state_of(study.main, flags, tmp_path / "plain")
+    other = state_of(study.main, flags | unread, tmp_path / "other")
+    assert is_same(plain, other)
+
+
+def test_fedlc_is_an_arm_beside_the_orders(data_file, tmp_path):
+    """MOON brings entries of its own for each client."""
+    flags = ["--dataset", str(data_file), *QUICK, "--rounds", "2", "--base", "moon"]
+    flags += ["--order", "curriculum", "vanilla", "--fedlc", "0", "0.5"]
+    rivals.main([*flags, "--out", str(tmp_path)])
+    rows = metrics(tmp_path)
+    assert {row["setting"] for row in rows} == {""}
+    methods = {"curriculum", "vanilla", "curriculum fedlc=0.5", "vanilla fedlc=0.5"}
+    assert {row["method"] for row in rows} == methods
+
+
+@pytest.mark.parametrize(
+    ("study", "preset", "orders"),
+    [
+        (exposure, "exposure", [*script.ORDERS, *exposure.CONTROLS]),
+        (rivals, "rivals", ["curriculum", "vanilla", *rivals.RIVALS]),
+    ],
+)
+def test_presets_compare_the_orders_at_equal_steps(study, preset, orders):
+    configs, swept = experiment.parse(study.Config, study.PRESETS, "d", ["--preset", preset])
+    assert swept == ["alpha", "order"]
+    assert list(dict.fromkeys(config.order for config in configs)) == orders
+    assert {config.alpha for config in configs} == {0.05, 0.9}
+    first = configs[0]
+    assert (first.dataset, first.model, first.clients, first.clients_per_round) == (
+        "cifar10",
+        "lenet5",
+        100,
+        10,
+    )
+    assert (first.rounds, first.epochs, first.trials, first.lr) == (40, 5, 5, 0.01)
+    assert not script.has_falling_lr(first)
+
+
+# ----------------------------------------------------------------------------------------- explain
+
+
+def federation(data_file, **flags):
+    config = small(explain.Config, dataset=str(data_file), **flags)
+    return common.Federation(config, load_data(str(data_file)), common.Streams(0))
+
+
+def dissimilarity_by_autograd(theta, samples) -> float:
+    x, y, *_ = arrays()
+    gradients = []
+    for chosen in samples:
+        net = net_of(theta)
+        F.cross_entropy(net(x[chosen]), y[chosen]).backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
+        gradients.append(gradient.numpy())
+    sizes = np.array([len(chosen) for chosen in samples])
+    q = sizes / sizes.sum()
+    squares = [gradient @ gradient for gradient in gradients]
+    mean = q @ np.array(gradients)
+    return float(q @ squares / (mean @ mean))
+
+
+def test_dissimilarity_by_autograd(data_file):
+    fl = federation(data_file)
+    theta = 3 * fl.model.init(4)
+    samples = [np.arange(0, 9), np.arange(9, 12), np.arange(12, 40)]
+    expected = dissimilarity_by_autograd(theta, samples)
+    assert expected > 1.01
+    assert explain.dissimilarity(fl, theta, samples, [0, 1, 2]) == pytest.approx(expected, rel=1e-8)
+    alike = [np.arange(9)] * 3
+    assert explain.dissimilarity(fl, theta, alike, [0, 1, 2]) == pytest.approx(1, rel=1e-8)
+
+
+def test_dissimilarity_of_vanishing_gradients_needs_float64(data_file):
+    """Where the samples are learned, theta - (theta - g) in float32 would be rounding alone."""
+    fl = federation(data_file, dtype="float32")
+    batches = [np.tile(np.arange(40), (900, 1))]
+    local = training.Local(lr=0.05, momentum=0.5)
+    theta_0 = fl.model.init(4)
+    update = training.train(fl.model, theta_0, fl.data, np.arange(1), batches, local)
+    [theta] = update.thetas
+    [(losses, _)] = common.score(fl.model, theta, fl.data, [np.arange(40)])
+    assert losses.mean() < 1e-2
+    samples = [np.arange(0, 20), np.arange(20, 40)]
+    exactly = explain.dissimilarity(federation(data_file), theta.double(), samples, [0, 1])
+    assert explain.dissimilarity(fl, theta, samples, [0, 1]) == pytest.approx(exactly, rel=1e-9)
+
+
+def test_dissimilarity_draws_its_dropout_from_the_seeds(data_file):
+    fl = federation(data_file, model=f"{ROOT}/tests/algorithm_1.py:Dropped")
+    theta = fl.model.init(4)
+    samples = [np.arange(0, 20), np.arange(20, 40)]
+    found = []
+    for stray, seeds in ((0, [1, 2]), (1, [1, 2]), (1, [3, 4])):
+        torch.manual_seed(stray)
+        found.append(explain.dissimilarity(fl, theta, samples, seeds))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("order", ["curriculum", "anti", "random", "vanilla"])
+def test_explained_runs_have_the_columns_and_the_same_bits(order, data_file, tmp_path):
+    """Columns of the first round by autograd; the nets as without looking."""
+    flags = OFF | SMALL | {"dataset": str(data_file), "order": order, "rounds": 2}
+    plain = state_of(script.main, flags, tmp_path / "plain")
+    explained = state_of(explain.main, flags, tmp_path / "explained")
+    assert torch.equal(plain["theta"], explained["theta"])
+    row = metrics(tmp_path / "explained")[0]
+    config = script.Config(**flags)
+    streams = common.Streams(config.seed)
+    fl = common.Federation(config, load_data(str(data_file)), streams)
+    theta = fl.start()["theta"]
+    x, y, *_ = arrays()
+    samples = {"easy": [], "all": [], "hard": []}
+    for m in sorted(streams("select", 0).permutation(6)[:3].tolist()):
+        shard = fl.shards[m].tolist()
+        losses = literal_scores(config, theta, None, None, x[shard], y[shard])
+        by_loss = [shard[i] for i in sorted(range(len(shard)), key=losses.__getitem__)]
+        count = max(1, int(0.3 * len(shard) + 1e-9))
+        samples["easy"].append(by_loss[:count])
+        samples["all"].append(by_loss)
+        samples["hard"].append(by_loss[-count:])
+    for name, chosen in samples.items():
+        wanted = dissimilarity_by_autograd(theta, chosen)
+        assert float(row[f"lambda_{name}"]) == pytest.approx(wanted), name
+
+
+def test_every_order_reads_what_says_who_is_easy():
+    read = explain.Config(order="vanilla").results_depend_on()
+    assert {"score", "pacing_b"} <= set(read)
+    assert "pacing_a" not in read
+
+
+# ---------------------------------------------------------------------------------------- schedule
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """What is saved as a figure: file name -> the figure."""
+    from matplotlib.figure import Figure
+
+    found = {}
+    save = Figure.savefig
+
+    def keep(figure, path, **options):
+        found[Path(path).name] = figure
+        save(figure, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return found
+
+
+def test_the_picture_shows_the_schedule(tmp_path, capsys, figures):
+    orders = ["curriculum", "shuffled", "weighted"]
+    flags = ["--batch-size", "10", "--epochs", "2", "--order", *orders, "--pacing-a", "0.6"]
+    schedule.main([*flags, "--out", str(tmp_path)])
+    assert (tmp_path / "schedule.png").stat().st_size > 5000
+    first, *others = figures["schedule.png"].axes
+    for family, line in zip(FAMILIES, first.lines, strict=True):
+        assert line.get_label() == family
+        wanted = []
+        for step in range(100):
+            g = exact_pacing(family, step, 100, 500, Decimal("0.6"), Decimal("0.2"))
+            wanted.append(int(g))
+        assert list(line.get_ydata()) == wanted
+    config = exposure.Config(order="curriculum", epochs=2, batch_size=10, pacing_a=0.6)
+    losses = [float(i) for i in range(500)]
+    client = (list(range(500)), losses, losses, common.Streams(config.seed), 0, 0)
+    for order, ax in zip(orders, others, strict=False):
+        assert ax.get_ylabel() == order
+        batches, weights = literal_schedule(dataclasses.replace(config, order=order), *client)
+        heaviest = max(map(max, weights))
+        ranks = []
+        opacity = []
+        for batch, weight in zip(batches, weights, strict=True):
+            pairs = sorted(zip(batch, weight, strict=True))
+            ranks.append([sample / 500 for sample, _ in pairs])
+            opacity.append([w / heaviest for _, w in pairs])
+        image = ax.images[0]
+        assert np.allclose(image.get_array(), np.array(ranks).T)
+        assert np.allclose(image.get_alpha(), np.array(opacity).T)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "visits" in line]
+    assert [line[0] for line in lines] == orders
+    assert lines[0][-5:] == lines[1][-5:] == lines[2][-5:]
+    assert float(lines[0][-5]) > 3 > 1 > float(lines[0][-1])
+
+
+def test_the_picture_leaves_padding_blank(tmp_path, figures):
+    flags = ["--batch-size", "600", "--order", "vanilla", "curriculum"]
+    schedule.main([*flags, "--out", str(tmp_path)])
+    for ax in figures["schedule.png"].axes[1:3]:
+        image = np.ma.filled(ax.images[0].get_array().astype(float), np.nan)
+        assert np.isnan(image[:100]).all()  # 500 samples in batches of 600
+        assert not np.isnan(image[100:]).any()
+
+
+def test_the_preset_of_fig_9(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where no data set is
+    schedule.main(["--preset", "fig9", "--out", str(tmp_path)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "visits" in line]
+    assert [line.split()[0] for line in lines] == list(script.ORDERS)
+    assert (tmp_path / "schedule.png").exists()
+
+
+def test_a_wrong_flag_of_the_picture_costs_one_line(capsys):
+    with pytest.raises(SystemExit) as stop:
+        schedule.main(["--order", "best"])
+    assert stop.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
