@@ -19,11 +19,12 @@ import fedcl_fgn
 from data import load_data
 from results.fedcl_fgn import selection
 
-FLAGS = (
+COMMAND = (
     "--dtype float64 --trials 1 --clients 6 --clients-per-round 2 --alpha 0.6 --min-size 8 "
     "--epochs 2 --batch-size 5 --lr 0.03 --momentum 0.7 --weight-decay 0.02 --lr-decay 0.8 "
     "--eval-every 2 --rounds 5 --seed 5 --delta 0.05 --mu 0.3 --jobs 1"
-).split()
+)
+FLAGS = COMMAND.split()
 
 
 def write_data(path: Path) -> Path:
@@ -107,7 +108,9 @@ class Loops:
         c = self.config
         w = self.theta.clone()
         v = torch.zeros_like(w)
-        norms, losses, samples = [], [], 0
+        norms = []
+        losses = []
+        samples = 0
         travelled = pace = 0.0
         for batch in self.batches(t, m):
             g, loss = self.gradient(w, batch)
@@ -179,7 +182,7 @@ class Loops:
         traces = []
         for i in self.samples_read(t, m):
             x = ordinary.normalise(self.data, self.data.x_train[[i]])
-            p = torch.softmax(self.net(self.theta)(x), 1)[0]
+            p = torch.softmax(self.net(self.theta)(x), 1)[0].detach()
             for label in range(3):
                 g, _ = self.gradient(self.theta, [i], label)
                 traces.append(float(p[label]) * float(g @ g))
@@ -241,7 +244,11 @@ class Loops:
         c = self.config
         eta = self.eta(t)
         p = self.draw(t, self.size(t))
-        sent, norms, losses, lengths, samples = {}, {}, {}, {}, 0
+        sent = {}
+        norms = {}
+        losses = {}
+        lengths = {}
+        samples = 0
         for m in p:
             sent[m], norms[m], losses[m], lengths[m], processed = self.train(t, m, eta)
             samples += processed
@@ -263,7 +270,7 @@ class Loops:
         return row
 
     def test(self):
-        logits = self.net(self.theta)(ordinary.normalise(self.data, self.data.x_test))
+        logits = self.net(self.theta)(ordinary.normalise(self.data, self.data.x_test)).detach()
         correct = logits.argmax(1) == self.data.y_test
         loss = F.cross_entropy(logits, self.data.y_test)
         return {"accuracy": 100 * float(correct.double().mean()), "loss": float(loss)}

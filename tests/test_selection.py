@@ -1,0 +1,625 @@
+"""results/fedcl_fgn: whole runs against loops, rules against enumeration and scikit-learn."""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import ordinary
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from fedcl_loops import FLAGS, StudyLoops, load_state, of, read, write_data
+
+import common
+import experiment
+import report
+from data import load_data
+from results.fedcl_fgn import compare, rules, selection
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    return str(write_data(tmp_path_factory.mktemp("data") / "tiny.npz"))
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """No figures: they have tests of their own."""
+    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+
+
+def launch(folder, *flags) -> list[dict]:
+    selection.main([*FLAGS, "--budget", "0", "--out", str(folder), *flags])
+    return read(folder)
+
+
+def parse(*flags) -> list:
+    configs, _ = experiment.parse(selection.Config, selection.PRESETS, "doc", list(flags))
+    return configs
+
+
+def federate(data, *flags) -> common.Federation:
+    [config] = parse(*FLAGS, "--budget", "0", "--dataset", data, "--arm", "base", *flags)
+    return common.Federation(config, load_data(data), common.Streams(1, 0))
+
+
+# -------------------------------------------------------------------------- whole runs, literally
+
+CASES = {
+    "fedyogi size n=4": "--arm base --base fedyogi --select size --n 4 --server-lr 0.03",
+    "fedadam+constant": "--arm constant --base fedadam --clients-per-round 3",
+    "vrlsgd+constant size": "--arm constant --base vrlsgd --select size --rounds 4",
+    "fedprox+longer n=3": "--arm longer --base fedprox --n 3 --budget 13 --select size",
+    "fedavg+cl size": "--arm cl --select size --budget 17 --rounds 30",
+    "fedavg+constant-fim": "--arm constant --detector fim --budget 15 --rounds 30 "
+    "--detect-samples 2",
+}
+
+
+def is_result(column: str, cell: str) -> bool:
+    return cell != "" and column not in ("setting", "method", "trial", "seconds")
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_a_whole_run_equals_loops(tmp_path, data, method):
+    flags = ["--budget", "0", "--dataset", data, *CASES[method].split()]
+    with_cl = list(flags)
+    if "constant" in method:
+        with_cl.insert(with_cl.index("--arm") + 1, "cl")
+    rows = of(launch(tmp_path, *with_cl), method)
+    loops = StudyLoops([*FLAGS, *flags])
+    assert len(rows) == len(loops.rows)
+    for row, expected in zip(rows, loops.rows, strict=True):
+        cells = {column: float(cell) for column, cell in row.items() if is_result(column, cell)}
+        assert cells == pytest.approx(expected, rel=1e-9, abs=1e-6)
+    theta = load_state(tmp_path, method)["theta"]
+    torch.testing.assert_close(theta, loops.theta, rtol=0, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------ draws without bias
+
+
+def pretend(sizes, seed=0):
+    """What the rules read of a federation whose clients hold so many samples."""
+    streams = common.Streams(seed, 0)
+    config = SimpleNamespace(budget=0, rounds=10)
+    fl = SimpleNamespace(sizes=np.array(sizes), streams=streams, config=config)
+    fl.everyone = np.arange(len(sizes))
+    fl.select = lambda t, n: np.sort(streams("select", t).permutation(len(sizes))[:n])
+    return fl
+
+
+SIZES = np.array([40, 3, 12, 7, 20, 18])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
+def test_draws_by_size_are_without_bias_by_enumeration(n):
+    """Over all 720 orders of 6 clients and all places of the points: each client is in as often as
+    promised, the weights have sum 1 in every draw and the aggregate's mean is sum_k p_k theta_k."""
+    p = SIZES / 100
+    theta = np.array([[1.0, 5], [2, -3], [-4, 0], [0.5, 1], [7, 2], [-1, -1]])
+    pi = rules.inclusion(SIZES, n)
+    assert pi.sum() == pytest.approx(n)
+    assert pi.max() <= 1
+    included = np.zeros(6)
+    mean = np.zeros(2)
+    total = 0.0
+    for order in itertools.permutations(range(6)):
+        ends = np.cumsum(pi[list(order)]) % 1
+        edges = np.unique(np.round([0, 1, *ends], 12))  # between these the draw is the same
+        for low, high in itertools.pairwise(edges):
+            rng = SimpleNamespace(
+                permutation=lambda M, order=order: np.array(order),
+                random=lambda u=(low + high) / 2 / n: u,
+            )
+            fl = SimpleNamespace(sizes=SIZES, streams=lambda *key, rng=rng: rng)
+            drawn = rules.by_size(fl, {}, 0, n)
+            assert len(drawn.clients) == n
+            assert drawn.weights.sum() == pytest.approx(100)
+            included[drawn.clients] += high - low
+            mean += (high - low) * (drawn.weights / 100) @ theta[drawn.clients]
+            total += high - low
+    np.testing.assert_allclose(included / total, pi, atol=1e-9)
+    np.testing.assert_allclose(mean / total, p @ theta, atol=1e-9)
+    sure = pi == 1
+    share = (n - sure.sum()) / max(p[~sure].sum(), 1e-9)
+    np.testing.assert_allclose(pi[~sure] / p[~sure], share)  # the rest in proportion
+
+
+@pytest.mark.parametrize(
+    "rule, numbers", [(rules.uniform, range(1, 80)), (rules.by_size, (1, 2, 4, 8, 16, 32))]
+)
+def test_fewer_clients_are_among_more(rule, numbers):
+    fl = pretend([5] * 40 + [9] * 40)
+    for t in range(5):
+        draws = [set(rule(fl, {}, t, n).clients) for n in numbers]
+        assert [len(drawn) for drawn in draws] == list(numbers)
+        assert all(small < large for small, large in itertools.pairwise(draws))
+    later = rule(fl, {}, 5, 8).clients
+    assert not np.array_equal(later, rule(fl, {}, 4, 8).clients)
+
+
+def test_uniform_draws_weigh_by_size():
+    fl = pretend([5] * 40 + [9] * 40)
+    drawn = rules.uniform(fl, {}, 3, 10)
+    assert np.array_equal(drawn.weights, fl.sizes[drawn.clients])
+    assert drawn.scorers == 0
+
+
+# ---------------------------------------------------------------------------- rules of other papers
+
+
+def make_turns(M, seed=1) -> dict:
+    rng = np.random.default_rng(seed)
+    turns = {}
+    for m in range(M):
+        bias = rng.normal(size=4).tolist()
+        turns[m] = {"round": m + 1, "loss": 1 + rng.random(), "bias": bias, "times": 1}
+    return turns
+
+
+def test_fedcor_conditions_as_scikit_learns_gaussian_process():
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import DotProduct
+
+    embedding = np.random.default_rng(0).normal(size=(9, 3))
+    K = embedding @ embedding.T
+    p = np.full(9, 1 / 9)
+    taken = rules.take_greedily(K, 0.3, np.ones(9), p, 4)
+    assert len(set(taken)) == 4
+    given = K
+    kernel = DotProduct(sigma_0=0, sigma_0_bounds="fixed")
+    for i, m in enumerate(taken):
+        gain = (p @ given) / np.sqrt(given.diagonal() + 0.3)
+        gain[taken[:i]] = -np.inf
+        assert m == gain.argmax()
+        given = rules.condition(given, 0.3, m)
+        process = GaussianProcessRegressor(kernel, alpha=0.3, optimizer=None)
+        process.fit(embedding[taken[: i + 1]], np.zeros(i + 1))
+        _, covariance = process.predict(embedding, return_cov=True)
+        np.testing.assert_allclose(given, covariance, atol=1e-8)
+
+
+def test_fedcor_leaves_alone_who_had_many_turns():
+    embedding = np.random.default_rng(0).normal(size=(9, 3))
+    alpha = np.eye(9)[5] + 1e-9
+    assert rules.take_greedily(embedding @ embedding.T, 0.3, alpha, np.full(9, 1 / 9), 1) == [5]
+
+
+def test_fedcor_learns_its_covariance_as_scikit_learns_pca():
+    from sklearn.decomposition import PCA
+
+    rng = np.random.default_rng(2)
+    changes = rng.normal(size=(50, 3)) @ rng.normal(size=(3, 8)) + 0.1 * rng.normal(size=(50, 8))
+    K, s_sq = rules.fit_covariance(changes, 3)
+    pca = PCA(3).fit(changes)
+    np.testing.assert_allclose((K + s_sq * np.eye(8)) * 50 / 49, pca.get_covariance(), atol=1e-10)
+
+
+def test_fedcor_warms_up_and_then_takes_the_greedy_clients(monkeypatch):
+    monkeypatch.setattr(rules, "WARM_UP", 6)
+    monkeypatch.setattr(rules, "RANK", 2)
+    losses = np.random.default_rng(1).normal(size=(8, 10)).cumsum(0)
+    monkeypatch.setattr(rules, "mean_losses", lambda fl, theta, clients: losses[theta])
+    fl = pretend(np.arange(10) + 5)
+    state = {"turns": make_turns(4) | {7: {"times": 3}}}
+    for t in range(6):
+        state["theta"] = t
+        drawn = rules.fedcor(fl, state, t, 3)
+        assert np.array_equal(drawn.clients, fl.select(t, 3))
+        assert drawn.scorers == 7
+    state["theta"] = 6
+    drawn = rules.fedcor(fl, state, 6, 3)
+    K, s_sq = rules.fit_covariance(np.diff(losses[:7], axis=0), 2)
+    alpha = 0.95 ** np.array([1, 1, 1, 1, 0, 0, 0, 3, 0, 0])
+    taken = rules.take_greedily(K, s_sq, alpha, fl.sizes / fl.sizes.sum(), 3)
+    assert drawn.clients.tolist() == sorted(taken)
+    assert np.array_equal(drawn.weights, fl.sizes[drawn.clients])
+    assert drawn.scorers == 7  # for the last difference
+    assert len(state["losses"]) == 7
+    assert rules.fedcor(fl, state, 7, 3).scorers == 0
+    assert len(state["losses"]) == 7
+
+
+def test_entropy_reads_the_labels_from_the_output_bias():
+    from scipy.stats import entropy
+
+    bias = np.array([[0.0, 0, 0, 0], [1, -0.3, -0.3, -0.4], [0.3, 0.3, -0.3, -0.3]])
+    H = rules.entropy(bias)
+    softmax = np.exp(bias / 0.1) / np.exp(bias / 0.1).sum(1, keepdims=True)
+    np.testing.assert_allclose(H, entropy(softmax, axis=1), rtol=1e-10)
+    assert H[0] == pytest.approx(math.log(4))
+    assert H[0] > H[2] > H[1]
+
+
+def test_hics_first_takes_who_has_not_taken_part():
+    fl = pretend([10] * 20)
+    drawn = rules.hics(fl, {"turns": make_turns(17)}, 0, 5)
+    assert {17, 18, 19} < set(drawn.clients.tolist())
+    assert len(drawn.clients) == 5
+    assert np.array_equal(drawn.weights, [10] * 5)
+
+
+def test_hics_leaves_high_entropy_for_all_as_gamma_falls():
+    flat = {"bias": [0.01, 0, 0, -0.01]}
+    skewed = {"bias": [0.7, -0.2, -0.3, -0.2]}
+    turns = {m: flat if m < 10 else skewed for m in range(20)}
+    counts = np.zeros((2, 20))
+    for i, t in enumerate((0, 10)):  # gamma falls from 4 to 0
+        for seed in range(200):
+            drawn = rules.hics(pretend([10] * 20, seed), {"turns": turns}, t, 2)
+            counts[i, drawn.clients] += 1
+            assert np.array_equal(drawn.weights, [1, 1])
+    assert counts.sum() == 800
+    assert counts[0, :10].sum() > 350
+    assert 150 < counts[1, :10].sum() < 250
+
+
+def test_gamma_falls_with_the_uploads_of_a_budget():
+    config = SimpleNamespace(budget=40, rounds=10)
+    assert rules.spent(config, {"uploads": 10}, 9) == 0.25
+    config.budget = 0
+    assert rules.spent(config, {"uploads": 10}, 9) == 0.9
+
+
+def test_hics_draws_inside_a_cluster_by_size():
+    """Two clusters of equal entropy, one of a large and a small client."""
+    turns = {0: {"bias": [1.0, 0]}, 1: {"bias": [1.0, 0]}, 2: {"bias": [0, 1.0]}}
+    counts = np.zeros(3)
+    for seed in range(400):
+        drawn = rules.hics(pretend([30, 10, 20], seed), {"turns": turns}, 10, 1)
+        counts[drawn.clients] += 1
+    np.testing.assert_allclose(
+        rules.cluster_by_bias(np.eye(2)[[0, 0, 1]], np.ones(3), 2), [1, 1, 2]
+    )
+    assert 1.8 < counts[0] / counts[1] < 5.5
+
+
+def test_oort_tries_new_clients_first():
+    fl = pretend([10] * 30)
+    explored = []
+    for t in (0, 20, 300):
+        clients = rules.oort(fl, {"turns": make_turns(20)}, t, 10).clients
+        explored.append(len(set(clients) - set(range(20))))
+    assert explored == [9, round(10 * 0.9 * 0.98**20), 2]
+    few = rules.oort(fl, {"turns": make_turns(3)}, 400, 10).clients
+    assert len(few) == 10
+    assert {0, 1, 2} < set(few)  # only three are known: seven are new
+
+
+def test_oort_follows_utility():
+    turns = {m: {"round": 40, "loss": 5.0 if m < 6 else 0.1} for m in range(30)}
+    for seed in range(20):
+        drawn = rules.oort(pretend([10] * 30, seed), {"turns": turns}, 40, 5)
+        assert set(drawn.clients) <= set(range(6))
+    turns[20] = {"round": 1, "loss": 4.0}  # long ago: sqrt(.1 log t / t_k) lifts it above the cut
+    draws = [rules.oort(pretend([10] * 30, s), {"turns": turns}, 40, 5) for s in range(20)]
+    assert any(20 in drawn.clients for drawn in draws)
+
+
+def test_power_of_choice_takes_the_candidates_of_largest_loss(data):
+    fl = federate(data)
+    theta = fl.start()["theta"]
+    net = ordinary.fill(ordinary.lenet(1, 16, 3).double(), theta)
+    losses = []
+    for shard in fl.shards:
+        logits = net(ordinary.normalise(fl.data, fl.data.x_train[shard]))
+        losses.append(float(F.cross_entropy(logits, fl.data.y_train[shard])))
+    for t in range(4):
+        candidates = rules.by_size(fl, {}, t, 4).clients
+        largest = sorted(candidates, key=lambda m: -losses[m])[:2]
+        drawn = rules.power_of_choice(fl, {"theta": theta}, t, 2)
+        assert drawn.clients.tolist() == sorted(largest)
+        assert drawn.scorers == 2
+        assert drawn.weights.tolist() == [1, 1]
+
+
+def test_what_is_remembered_is_the_gradient_of_the_bias(data):
+    """After one step of plain SGD: label shares minus predicted ones."""
+    fl = federate(data, "--momentum", "0", "--weight-decay", "0")
+    state = fl.start() | {"turns": {}}
+    clients = np.array([1, 4])
+    batches = []
+    for m in clients:
+        padding = np.full(40 - fl.sizes[m], -1)
+        batches.append(np.append(fl.shards[m], padding)[None])
+    update = fl.train(state, 0, clients, batches, lr=0.05)
+    rules.remember(fl, state, 6, update)
+    net = ordinary.fill(ordinary.lenet(1, 16, 3).double(), state["theta"])
+    for k, m in enumerate([1, 4]):
+        shard = fl.shards[m]
+        logits = net(ordinary.normalise(fl.data, fl.data.x_train[shard]))
+        labels = F.one_hot(fl.data.y_train[shard], 3).double()
+        expected = (labels - torch.softmax(logits, 1)).mean(0)
+        turn = state["turns"][m]
+        np.testing.assert_allclose(turn["bias"], expected.detach().numpy(), atol=1e-9)
+        assert (turn["round"], turn["times"]) == (7, 1)
+        assert turn["loss"] == update.train_loss[k]
+    rules.remember(fl, state, 8, fl.train(state, 0, clients[:1], batches[:1], lr=0.05))
+    assert (state["turns"][1]["times"], state["turns"][1]["round"]) == (2, 9)
+    assert state["turns"][4]["times"] == 1
+
+
+SCORERS = {"power_of_choice": [2] * 5, "fedcor": [4] * 4 + [0], "hics": [0] * 5, "oort": [0] * 5}
+
+
+@pytest.mark.parametrize("rule", SCORERS)
+def test_rules_of_other_papers_train(tmp_path, data, rule, monkeypatch):
+    """Who scores receives a net, and sends one number."""
+    monkeypatch.setattr(rules, "WARM_UP", 3)
+    monkeypatch.setattr(rules, "RANK", 2)
+    rows = launch(tmp_path, "--dataset", data, "--arm", "base", "--select", rule)
+    state = load_state(tmp_path, f"fedavg {rule}")
+    P = len(state["theta"])
+    rounds = np.arange(5) + 1
+    received = [float(row["received_mb"]) * 1e6 / 8 for row in rows]
+    sent = [float(row["sent_mb"]) * 1e6 / 8 for row in rows]
+    scorers = np.cumsum(SCORERS[rule])
+    np.testing.assert_allclose(np.array(received) / P, 2 * rounds + scorers, rtol=1e-4)
+    np.testing.assert_allclose(np.array(sent) - 2 * rounds * P, scorers, atol=0.3)
+    assert [row["clients"] for row in rows] == ["2"] * 5
+    assert sum(turn["times"] for turn in state["turns"].values()) == 10
+    if rule == "hics":
+        assert len(state["turns"]) == 6  # each of six within the first three rounds of two
+
+
+@pytest.mark.parametrize("rule", ["hics", "fedcor", "oort"])
+def test_a_stopped_run_remembers_its_turns(tmp_path, data, rule, monkeypatch, capsys):
+    monkeypatch.setattr(rules, "WARM_UP", 4)
+    monkeypatch.setattr(rules, "RANK", 2)
+    flags = ["--dataset", data, "--arm", "base", "--select", rule, "--rounds", "30"]
+    flags += ["--budget", "16"]
+    whole = launch(tmp_path / "whole", *flags)
+    record = experiment.Run.record
+
+    def stop(run, t, *args, **columns):
+        if t == 5:
+            raise KeyboardInterrupt
+        record(run, t, *args, **columns)
+
+    monkeypatch.setattr(experiment.Run, "record", stop)
+    with pytest.raises(SystemExit):
+        launch(tmp_path / "part", *flags)
+    monkeypatch.setattr(experiment.Run, "record", record)
+    resumed = launch(tmp_path / "part", *flags, "--resume")
+    for row, other in zip(whole, resumed, strict=True):
+        assert row | {"seconds": ""} == other | {"seconds": ""}
+
+
+# -------------------------------------------------------------------------------- one's own rule
+
+OWN_RULES = {
+    "raises": "1 / 0",
+    "nothing": "None",
+    "one twice": "Draw([0] * n, [1] * n)",
+    "unknown": "Draw(np.arange(n) + 6, np.ones(n))",
+    "negative": "Draw(-1 - np.arange(n), np.ones(n))",
+    "halves": "Draw(np.arange(n) + 0.5, np.ones(n))",
+    "too few": "Draw(np.arange(n - 1), np.ones(n - 1))",
+    "weights": "Draw(np.arange(n), np.ones(n + 1))",
+    "nan": "Draw(np.arange(n), np.full(n, np.nan))",
+    "negative weights": "Draw(np.arange(n), -np.ones(n))",
+    "no weight": "Draw(np.arange(n), np.zeros(n))",
+    "scorers": "Draw(np.arange(n), np.ones(n), 'x')",
+    "negative scorers": "Draw(np.arange(n), np.ones(n), -1000)",
+    "exits": "exit(3)",
+}
+
+
+def write_rule(path, expression: str) -> str:
+    path.write_text(
+        "import numpy as np\n"
+        "from results.fedcl_fgn.rules import Draw\n"
+        f"def mine(fl, state, t, n):\n    return {expression}\n"
+    )
+    return f"{path}:mine"
+
+
+@pytest.mark.parametrize("name", OWN_RULES)
+def test_an_own_rule_that_is_wrong_is_one_line(tmp_path, data, name, capsys):
+    word = write_rule(tmp_path / "own.py", OWN_RULES[name])
+    with pytest.raises(SystemExit) as stop:
+        launch(tmp_path / "run", "--dataset", data, "--arm", "base", "--select", word)
+    *_, line = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2
+    assert line.startswith(f"error: --select {word}: ")
+
+
+def test_an_own_rule_may_give_lists_in_any_order(tmp_path, data):
+    """Clients 4 and 1: their weights follow them."""
+    word = write_rule(tmp_path / "own.py", "Draw([4, 1], [3, 1])")
+    flags = ["--dataset", data, "--arm", "base", "--rounds", "1"]
+    rows = launch(tmp_path / "run", *flags, "--select", word)
+    assert [row["method"] for row in rows] == ["fedavg mine"]
+    loops = StudyLoops([*FLAGS, "--budget", "0", *flags, "--rounds", "0"])
+    sent = {m: loops.train(0, m, loops.eta(0))[0] for m in (1, 4)}
+    theta = load_state(tmp_path / "run", "fedavg mine")["theta"]
+    torch.testing.assert_close(theta, (sent[1] + 3 * sent[4]) / 4, rtol=0, atol=1e-9)
+
+
+def test_a_file_that_raises_is_one_line(tmp_path, capsys):
+    path = tmp_path / "broken.py"
+    path.write_text("1 / 0")
+    with pytest.raises(SystemExit) as stop:
+        launch(tmp_path / "run", "--select", f"{path}:own")
+    line = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert f"--select {path}:own: division by zero; wanted uniform" in line
+
+
+def test_two_rules_of_one_name_are_refused(tmp_path, data, capsys):
+    """A method's name keeps what follows the colon: the second would be taken for the first."""
+    one = write_rule(tmp_path / "one.py", "Draw([0, 1], [1, 1])")
+    other = write_rule(tmp_path / "other.py", "Draw([2, 3], [1, 1])")
+    with pytest.raises(SystemExit) as stop:
+        launch(tmp_path / "r", "--dataset", data, "--arm", "base", "--select", one, other)
+    assert stop.value.code == 2
+    assert "would both be called fedavg mine" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- arms and budget
+
+
+def test_every_arm_ends_when_the_budget_is_spent(tmp_path, data):
+    flags = ["--dataset", data, "--budget", "15", "--rounds", "20", "--lr-decay", "0.5"]
+    flags += ["--eval-every", "50", "--arm", "cl", "base", "longer", "constant"]
+    rows = launch(tmp_path, *flags, "--n", "0", "3", "--select", "uniform", "size")
+    ends = {row["method"]: row for row in rows}
+    assert len(ends) == 2 + 4 + 2 + 2
+    assert {row["uploads"] for row in ends.values()} == {"15"}
+    assert len([row for row in rows if row["accuracy"]]) == len(ends)  # the last of each
+    assert all(row["accuracy"] for row in ends.values())
+
+    def sizes(method):
+        return [int(row["clients"]) for row in of(rows, method)]
+
+    assert sizes("fedavg") == [2] * 7 + [1]
+    assert sizes("fedavg n=3") == sizes("fedavg size n=3") == [3] * 5
+    assert sum(sizes("fedavg+constant")) == 15
+    assert np.ptp(sizes("fedavg+constant")) <= 1
+    assert len(sizes("fedavg+constant")) == len(sizes("fedavg+cl"))
+    longer = int(ends["fedavg+longer"]["samples"]) / int(ends["fedavg"]["samples"])
+    fl = federate(data)
+    expected = rules.inclusion(fl.sizes, 2) @ fl.sizes / 2 / fl.sizes.mean()
+    assert longer == pytest.approx(expected, rel=0.1)
+    assert selection.sampled_by_size(fl.sizes, 2) == pytest.approx(expected)
+
+
+def test_a_spent_budget_has_nothing_left_to_resume(tmp_path, data):
+    flags = ["--dataset", data, "--budget", "6", "--rounds", "9", "--arm", "cl", "constant"]
+    before = launch(tmp_path, *flags)
+    assert launch(tmp_path, *flags, "--resume") == before
+
+
+@pytest.mark.parametrize("total, rounds", [(374, 11), (5, 5), (7, 3)])
+def test_uploads_are_spread_evenly(total, rounds):
+    sizes = selection.spread_evenly(total, rounds)
+    assert sizes.sum() == total
+    assert len(sizes) == rounds
+    assert np.ptp(sizes) <= 1
+
+
+def test_as_many_clients_as_the_base_are_the_base(tmp_path, data):
+    flags = ["--dataset", data, "--arm", "base", "cl", "longer", "--select", "uniform", "size"]
+    rows = launch(tmp_path, *flags, "--n", "0", "2")
+    names = {"fedavg", "fedavg size", "fedavg+cl", "fedavg+cl size", "fedavg+longer"}
+    assert {row["method"] for row in rows} == names
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 5
+
+
+def test_a_replay_follows_the_flags_of_what_it_replays(tmp_path, data):
+    flags = ["--dataset", data, "--delta", "0.01", "0.3", "--arm", "cl", "base", "constant"]
+    launch(tmp_path, *flags)
+    found = set()
+    for path in (tmp_path / "checkpoints").iterdir():
+        saved = torch.load(path, weights_only=True)["fingerprint"]
+        found.add((saved["method"], saved.get("delta")))
+    twice = {(f"fedavg+{arm}", delta) for arm in ("cl", "constant") for delta in (0.01, 0.3)}
+    assert found == twice | {("fedavg", None)}
+    reads = selection.Config(arm="constant", detector="fim", select="uniform").results_depend_on()
+    assert {"detector", "detect_samples", "delta"} <= reads.keys()
+
+
+def test_names_tell_what_decides():
+    def name(**flags):
+        return selection.name(selection.Config(**{"arm": "cl"} | flags))
+
+    assert name() == "fedavg+cl"
+    assert name(detector="fim") == "fedavg+cl-fim"
+    assert name(arm="constant", detector="fim", select="size") == "fedavg+constant-fim size"
+    assert name(arm="base", n=8, base="fednova") == "fednova n=8"
+    assert name(n=8, select="own/rules.py:mine") == "fedavg+cl mine"
+    assert name(arm="longer", n=3, select="size", detector="fim") == "fedavg+longer n=3"
+
+
+@pytest.mark.parametrize(
+    "flags, word",
+    [
+        ("--n 13", "--n"),
+        ("--arm base constant", "cl"),
+        ("--arm cl constant --detector growth", "--detector"),
+        ("--select sizes", "--select"),
+        ("--budget 11 --arm base", "--budget"),
+        ("--budget 6 --arm cl", "--budget"),
+        ("--budget 6 --arm cl constant", "--budget"),
+        ("--arm shifted", "--arm"),
+    ],
+)
+def test_wrong_flags_give_one_line_and_2(tmp_path, data, flags, word, capsys):
+    with pytest.raises(SystemExit) as stop:
+        launch(tmp_path, "--dataset", data, *flags.split())
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert word in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_jobs_do_not_change_a_bit(tmp_path, data):
+    flags = ["--dataset", data, "--arm", "cl", "base", "constant", "--rounds", "3"]
+    flags += ["--select", "size"]
+    one = launch(tmp_path / "one", *flags)
+    two = launch(tmp_path / "two", *flags, "--jobs", "2")
+    for row, other in zip(one, two, strict=True):
+        assert row | {"seconds": ""} == other | {"seconds": ""}
+
+
+@pytest.mark.parametrize("preset", selection.PRESETS)
+def test_presets_are_valid(preset):
+    configs = parse("--preset", preset)
+    arms = {config.arm for config in configs}
+    if preset == "selection":
+        assert arms == {"base", "cl", "longer", "constant"}
+        assert {config.select for config in configs} == {"size", "uniform"}
+        assert {(config.budget, config.rounds) for config in configs} == {(960, 120)}
+        assert {config.n for config in configs} == {0, 8}
+    if preset == "rules":
+        assert {config.select for config in configs} == rules.RULES.keys()
+    if preset == "controls":
+        assert {(config.budget, config.rounds) for config in configs} == {(0, 200)}
+
+
+# ------------------------------------------------------------------------------------ compare.py
+
+
+def scripted(method, trial, accuracy, clients) -> pd.DataFrame:
+    columns = {"method": method, "trial": trial, "round": np.arange(len(clients)) + 1}
+    columns |= {"clients": clients, "uploads": np.cumsum(clients), "accuracy": accuracy}
+    return pd.DataFrame(columns | {"samples": 1, "received_mb": 1.0})
+
+
+def test_compare_by_hand():
+    parts = []
+    for trial, shift in ((0, 0), (1, 2)):  # 12 uploads: the last sixth is the last round
+        parts.append(scripted("a", trial, [1, 2, 3, 4, 50, 60 + shift], [2] * 6))
+        parts.append(scripted("b", trial, [5, math.nan, 41, 43], [2, 2, 4, 4]))
+    table = compare.compare(pd.concat(parts), "a")
+    assert table.late.tolist() == [61, 43]
+    assert table.final.tolist() == [61, 43]
+    assert table.rounds.tolist() == [6, 4]
+    halfwidth = 12.7062  # Student's quantile for two trials, of deviation sqrt(2)
+    lead = table.loc["b", ["ahead", "low", "high"]].tolist()
+    assert lead == pytest.approx([18, 18 - halfwidth, 18 + halfwidth], rel=1e-3)
+    assert math.isnan(table.loc["a", "ahead"])
+    assert table.loc["a", "std"] == pytest.approx(math.sqrt(2))
+    with pytest.raises(ValueError, match="differ"):
+        compare.compare(pd.concat([*parts, scripted("c", 0, [1, 2], [2, 2])]), "a")
+
+
+def test_compare_joins_several_runs(tmp_path, data, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report, "plot", lambda df, path, **options: drawn.append((df, path)))
+    flags = ["--dataset", data, "--budget", "8", "--trials", "2", "--arm", "base"]
+    first = tmp_path / "size"
+    other = tmp_path / "both"
+    launch(first, *flags, "--select", "size")
+    launch(other, *flags, "--select", "size", "uniform")
+    drawn.clear()
+    compare.main([str(first), str(other), "--first", "fedavg size"])
+    table = pd.read_csv(first / "compare.csv", index_col="method")
+    assert table.index.tolist() == ["fedavg size", "fedavg"]
+    assert table.uploads.tolist() == [8, 8]
+    [(curves, path)] = drawn
+    assert path == first / "compare.png"
+    assert set(curves.method) == {"fedavg size", "fedavg"}
