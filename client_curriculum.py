@@ -156,7 +156,8 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         columns = {"pool": state["pool"], "expert_loss": means[clients].mean()}
         columns |= {"inside": stds.mean(), "between": means.std()}  # Section 4.1
         nets, numbers = count_scoring(config, fl, t, is_used_up)
-        columns |= {"scorers": nets} | add_scoring(fl, update, nets, numbers)
+        columns["scorers"] = nets
+        columns |= fl.cost(update, received=nets * fl.model.size, sent=numbers)
         run.record(t, state, update, **columns)
 
 
@@ -283,15 +284,6 @@ def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tu
         if fl.base.vectors > 0:
             nets = config.clients
     return nets, numbers
-
-
-def add_scoring(fl: common.Federation, update, nets: int, numbers: int) -> dict:
-    """A round's megabytes where so many nets are received and numbers sent beside training."""
-    cost = fl.cost(update)
-    number = fl.model.dtype.itemsize / 1e6
-    cost["received_mb"] += nets * fl.model.size * number
-    cost["sent_mb"] += numbers * number
-    return cost
 
 
 # ----------------------------------------------------------------------------- the data curriculum

@@ -431,7 +431,8 @@ def test_whole_runs_against_the_transcript(file, setting, tmp_path):
         orders = {"client_order": client, "data_order": data}
         known = script_of(client).Config.__dataclass_fields__
         mine = {name: value for name, value in flags.items() if name in known}
-        rows, state = trained(small(file, **mine, **federation, **orders), tmp_path)
+        folder = tmp_path / script_of(client).__name__
+        rows, state = trained(small(file, **mine, **federation, **orders), folder)
         wanted, theta = literal.run(client, data)
         assert set(rows[0]) - set(wanted[0]) == {"setting"}, orders
         for row, by_hand in zip(rows, wanted, strict=True):
@@ -693,7 +694,7 @@ def played(config, key, monkeypatch, sizes=None) -> list[tuple]:
         proportions=lambda clients: None,
         aggregate=lambda state, update, p: state["theta"],
         count_labels=lambda: np.ones((M, 1)),
-        cost=lambda update: {"received_mb": 0, "sent_mb": 0},
+        cost=lambda update, **numbers: numbers,
     )
     fl.select = lambda t, n: common.Federation.select(fl, t, n)
 

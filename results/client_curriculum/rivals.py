@@ -128,7 +128,8 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         columns = {"pool": state["pool"], "expert_loss": means[clients].mean()}
         columns |= {"inside": stds.mean(), "between": means.std()}
         nets, numbers = count_scoring(config, fl, t, is_used_up)
-        columns |= {"scorers": nets} | paper.add_scoring(fl, update, nets, numbers)
+        columns["scorers"] = nets
+        columns |= fl.cost(update, received=nets * fl.model.size, sent=numbers)
         run.record(t, state, update, **columns)
 
 
