@@ -107,18 +107,18 @@ def draw_threshold_batches(config, fl: common.Federation, t: int, m: int, diffic
     """As `draw_batches` of the paper, but g counts the samples on one side of lambda."""
     shard = fl.shards[m]
     T = config.epochs * math.ceil(len(shard) / config.batch_size)
-    first = 0
-    last = T
+    start = 0
+    total = T
     if config.pacing_scope == "global":
-        first = t * T
-        last = config.rounds * T
+        start = t * T
+        total = config.rounds * T
     if config.order == "hard-threshold":
         difficulty = -difficulty
 
     def g(step: int) -> int:
         x = 1.0  # how far lambda has come
-        if first + step < config.pacing_a * last:
-            x = (first + step) / (config.pacing_a * last)
+        if start + step < config.pacing_a * total:
+            x = (start + step) / (config.pacing_a * total)
         if config.order == "hard-threshold":  # from all samples to b N of them
             x = 1 - x
         return count_below(difficulty, x, config.pacing_b)
