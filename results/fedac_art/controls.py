@@ -257,14 +257,14 @@ def rank_correlation(fl: common.Federation, state: dict, clusters: np.ndarray) -
 
     sizes = np.bincount(clusters)[clusters]
     scores = fl.score(fl.received(state, fl.everyone), fl.everyone)
-    total = 0.0
-    samples = 0
+    correlations = []
+    samples = []
     for shard, (losses, _) in zip(fl.shards, scores, strict=True):
-        rank = pd.Series(sizes[shard]).corr(pd.Series(losses), "spearman")
-        if not math.isnan(rank):
-            total += len(shard) * rank
-            samples += len(shard)
-    return total / samples if samples else math.nan
+        if len(np.unique(sizes[shard])) > 1:
+            table = pd.DataFrame({"size": sizes[shard], "loss": losses})
+            correlations.append(table.corr("spearman").loc["size", "loss"])
+            samples.append(len(shard))
+    return np.average(correlations, weights=samples) if samples else math.nan
 
 
 def silhouette(vectors: Tensor, labels: Tensor, clients: list[int]) -> float:
