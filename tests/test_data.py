@@ -353,6 +353,9 @@ def test_shakespeare(tmp_path):
     assert found.owner.tolist() == owner
     file = data.load_data("shakespeare", str(tmp_path / "tinyshakespeare.txt"))
     assert torch.equal(file.x_train, found.x_train)
+    on_device = data.load_data("shakespeare", str(tmp_path), device="meta")
+    assert on_device.x_train.is_meta
+    assert on_device.y_test.is_meta
 
 
 @pytest.mark.parametrize("name", ["short.txt", "gone"])
