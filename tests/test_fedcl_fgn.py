@@ -308,7 +308,7 @@ def test_jobs_and_the_order_of_arms_do_not_change_a_bit(tmp_path, data, quiet):
 
 
 def test_a_killed_run_resumes_to_the_same_result(tmp_path, data, quiet):
-    flags = [*FLAGS, "--dataset", data, "--rounds", "60", "--base", "fedyogi"]
+    flags = [*FLAGS, "--dataset", data, "--rounds", "40", "--base", "fedyogi"]
     flags += ["--arm", "cl", "random", "--detector", "fim", "--detect-samples", "3"]
     killed = tmp_path / "killed"
     command = [sys.executable, fgn.__file__, *flags, "--out", str(killed)]
