@@ -22,7 +22,7 @@ What differs from the paper, and why:
 - The pool beta (line 18) is renewed before the generator learns (line 17), so that both are of
   this round. In the first round the generator has learnt nothing, and no features are drawn.
 - The generator's constants are FedGen's. It is told one score, standardised by the pool. Nothing
-  in Eq. 18 makes it obey; the column rank_correlation tells whether it does.
+  in Eq. 18 makes it obey; results/fedcl_gmm_sync/controls.py measures whether it does.
 """
 
 import functools
@@ -46,7 +46,9 @@ METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", 
 MIXTURE = 9  # numbers of a mixture: alpha, mu, sigma^2 of three Gaussians
 DRAWS = 320  # N_k, the server's draws from each client's mixture
 NOISE = 32  # length of epsilon
-TEACHING_STEPS, TEACHING_BATCH, TEACHING_LR = 50, 128, 1e-4  # of the generator in a round: Adam
+TEACHING_STEPS = 50  # of Adam on the generator, in a round
+TEACHING_BATCH = 128
+TEACHING_LR = 1e-4
 
 
 def is_fedcl(config) -> bool:
@@ -128,12 +130,13 @@ class Config(experiment.Config):
         held = np.sort(streams("share").permutation(n)[: round(self.data_share * n)])
         owner = None if data.owner is None else data.owner[held]
         grey = torch.full_like(data.mean, 127.5)
-        x, y = data.x_train[held], data.y_train[held]
+        x = data.x_train[held]
+        y = data.y_train[held]
         data = replace(data, x_train=x, y_train=y, owner=owner, mean=grey, std=grey)
         users = Users(self, data, streams)
         if has_generator(self) and users.model.is_plain:
-            message = f"{self.method}'s generator wants a net with features and a head"
-            raise UsageError(f"--model {self.model}: {message}")
+            wanted = "a net with features and a head"
+            raise UsageError(f"--model {self.model}: {self.method}'s generator wants {wanted}")
         return users
 
 
@@ -152,7 +155,7 @@ def split_thresholds(text: str) -> list[float]:
 # ---------------------------------------------------------------------------------- Algorithm 1
 
 
-def federate(config: Config, fl: "Users", run: experiment.Run) -> None:
+def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """Algorithm 1. FedGen is the same without difficulty and phases."""
     state = fl.start() | begin()
     for t in run.rounds(state):
@@ -190,19 +193,20 @@ def begin() -> dict:
     }
 
 
-def select_unfrozen(config, fl: "Users", t: int, frozen) -> np.ndarray:
+def select_unfrozen(config, fl, t: int, frozen) -> np.ndarray:
     """The first that are not frozen in the round's random order, which all methods share."""
     order = fl.streams("select", t).permutation(config.clients)
     unfrozen = order[~np.isin(order, list(frozen))]
     return np.sort(unfrozen[: config.clients_per_round])
 
 
-def draw_batches(config, fl: "Users", t: int, clients: np.ndarray) -> list[np.ndarray]:
+def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
     """T full batches of each client, (T, B) with -1 where it has fewer than B samples.
 
     Passes over the shard in new orders; what does not fill a batch is left out.
     """
-    T, B = config.local_steps, config.batch_size
+    T = config.local_steps
+    B = config.batch_size
     schedules = []
     for m in clients:
         rng = fl.streams("batches", t, m)
@@ -235,10 +239,10 @@ def objective(config, out: training.Output) -> Tensor:
 
 
 def loss_of(config, ce: Tensor) -> Tensor:
-    """Of samples: FedGen's loss is their cross-entropy, FedCL's the confidence-aware one."""
-    if config.method == "fedgen":
-        return ce
-    return confidence_loss(ce, config.tau, config.lam)
+    """Of samples: FedCL's loss is the confidence-aware one, FedGen's their cross-entropy."""
+    if is_fedcl(config):
+        return confidence_loss(ce, config.tau, config.lam)
+    return ce
 
 
 def confidence_loss(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
@@ -272,7 +276,7 @@ def lambert_w(y: torch.Tensor) -> torch.Tensor:
     return w
 
 
-def fit_mixtures(config, fl: "Users", t: int, update: training.Update) -> dict[int, list]:
+def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]:
     """D_k of each client: the mixture of the scores that its own net gives to all its samples."""
     clients = update.clients
     shards = [fl.shards[m] for m in clients]
@@ -312,7 +316,7 @@ def mixture(scores: np.ndarray, seed: int, L: int = 3) -> list[list[float]]:
     return [fit.weights_.tolist(), mu.tolist(), variance.tolist()]
 
 
-def count_labels(fl: "Users", clients: np.ndarray, batches: list) -> dict[int, list]:
+def count_labels(fl, clients: np.ndarray, batches: list) -> dict[int, list]:
     """c_k: how many samples of each class were in a client's batches."""
     counts = {}
     for m, schedule in zip(clients, batches, strict=True):
@@ -326,7 +330,7 @@ def average(frozen: dict[int, Tensor], update: training.Update) -> Tensor:
     return torch.stack([*frozen.values(), *update.thetas]).mean(0)
 
 
-def draw_from_mixtures(fl: "Users", mixtures: dict, t: int) -> dict[int, np.ndarray]:
+def draw_from_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
     """N_k (DRAWS,): the server's draws from the latest mixture of every client."""
     draws = {}
     for m in sorted(mixtures):
@@ -355,13 +359,14 @@ def synchronise(config, state: dict, update: training.Update, draws: dict, t: in
 
     beta_T = quantile(state["pool"], S[z])  # line 19
     passed = {}
+    fractions = []
     for m, theta in zip(update.clients, update.thetas, strict=True):  # line 20
         below = (draws[m] <= beta_T).sum()
+        fractions.append(f"{m}:{below / DRAWS:.3f}")
         if below > DRAWS * config.v + 1e-9:  # line 22: more than that, not as many
             passed[int(m)] = theta.clone()
     frozen = state["frozen"] | passed  # line 23
     columns = {"phase": z + 1, "frozen": len(frozen), "froze": len(passed), "beta_T": beta_T}
-    columns["fractions"] = fractions(config, draws, beta_T)
 
     advance = ""
     if t + 1 - state["phase_began"] >= config.rounds / len(S):
@@ -373,7 +378,7 @@ def synchronise(config, state: dict, update: training.Update, draws: dict, t: in
         state["phase_began"] = t + 1
         frozen = {}  # line 2
     state["frozen"] = frozen
-    return columns | {"advance": advance}
+    return columns | {"fractions": " ".join(fractions), "advance": advance}
 
 
 def quantile(pool: list[float], T: float) -> float:
@@ -382,25 +387,17 @@ def quantile(pool: list[float], T: float) -> float:
     return pool[max(place, 1) - 1]
 
 
-def fractions(config, draws: dict, beta_T: float) -> str:
-    """Each client's share of draws at or below beta_T; - for one that has not trained yet."""
-    words = ["-"] * config.clients
-    for m, scores in draws.items():
-        words[m] = f"{(scores <= beta_T).mean():.3f}"
-    return " ".join(words)
-
-
 # --------------------------------------------------------------------------------- the generator
 
 
-def build_generator(config, fl: "Users", state: dict) -> nn.Sequential:
+def build_generator(config, fl, state: dict) -> nn.Sequential:
     """z = G(epsilon, one-hot y, difficulty), with the weights of the state or its first ones."""
     hidden = config.generator_hidden
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fl.streams.seed("generator"))
         first = nn.Linear(NOISE + fl.data.classes + 1, hidden)
         last = nn.Linear(hidden, fl.model.skeleton.head.in_features)
-    if config.method == "fedgen":  # the same weights, but those of the difficulty
+    if not is_fedcl(config):  # the same weights, but those of the difficulty
         first.weight = nn.Parameter(first.weight[:, :-1].detach().clone())
     G = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), last)
     G = G.to(fl.model.device, fl.model.dtype)
@@ -409,14 +406,14 @@ def build_generator(config, fl: "Users", state: dict) -> nn.Sequential:
     return G
 
 
-def draw_conditions(config, fl: "Users", state: dict, shape: tuple, purpose: str, *key) -> tuple:
+def draw_conditions(config, fl, state: dict, shape: tuple, purpose: str, *key) -> tuple:
     """Labels y ~ p(y) of this shape, and what G is told (*shape, ..): epsilon, y and s ~ beta."""
     counts = np.sum(list(state["label_counts"].values()), axis=0)
     p = counts / counts.sum()  # Eq. 15
     y = fl.streams(purpose + " label", *key).choice(len(p), shape, p=p)
     epsilon = fl.streams(purpose + " noise", *key).standard_normal((*shape, NOISE))
     parts = [epsilon, np.eye(len(p))[y]]
-    if config.method == "fedcl":
+    if is_fedcl(config):
         pool = np.array(state["pool"])
         r = fl.streams(purpose + " difficulty", *key).integers(len(pool), size=shape)
         s = (pool[r] - pool.mean()) / max(pool.std(), 1e-12)
@@ -427,7 +424,7 @@ def draw_conditions(config, fl: "Users", state: dict, shape: tuple, purpose: str
 
 
 @torch.no_grad()
-def generate(config, fl: "Users", state: dict, t: int, clients: np.ndarray) -> dict[str, list]:
+def generate(config, fl, state: dict, t: int, clients: np.ndarray) -> dict[str, list]:
     """Of each client features z (T, B, F) and labels y (T, B), once the generator has learnt."""
     if not state["generator"]:
         return {}
@@ -443,7 +440,7 @@ def generate(config, fl: "Users", state: dict, t: int, clients: np.ndarray) -> d
     return {"z": features, "y": labels}
 
 
-def teach(config, fl: "Users", state: dict, t: int) -> dict:
+def teach(config, fl, state: dict, t: int) -> dict:
     """The generator after a round's steps on Eq. 18 and FedGen's diversity term; Adam's moments.
 
     Heads are linear, so the mean of the averaged heads' logits is the global head's.
@@ -476,7 +473,7 @@ def similarity(z: Tensor, epsilon: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------- the baselines
 
 
-def federate_baseline(config: Config, fl: "Users", run: experiment.Run) -> None:
+def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """FedAvg; FedProx, whose base adds its term; FedEnsemble; FedDistill and FedDistill+."""
     state = fl.start() | {"logits": {}}
     for t in run.rounds(state):
@@ -514,7 +511,7 @@ def distillation(weight: float, Q: Tensor, out: training.Output) -> Tensor:
     return weight * (out.weight * kl * is_shared).sum(1)
 
 
-def mean_logits(config, fl: "Users", update: training.Update) -> dict[int, Tensor]:
+def mean_logits(config, fl, update: training.Update) -> dict[int, Tensor]:
     """Each client's mean logits of every label that it holds (C, C); nan for the others."""
     shards = [fl.shards[m] for m in update.clients]
     x = fl.data.images("train", fl.model.dtype)
@@ -554,7 +551,7 @@ class Users(common.Federation):
 # -------------------------------------------------------------------------------- the command line
 
 
-def federate_method(config: Config, fl: Users, run: experiment.Run) -> None:
+def federate_method(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """One method."""
     if has_generator(config):
         federate(config, fl, run)
@@ -562,7 +559,7 @@ def federate_method(config: Config, fl: Users, run: experiment.Run) -> None:
         federate_baseline(config, fl, run)
 
 
-def traffic(config, fl: Users, state: dict, update: training.Update) -> dict:
+def traffic(config, fl, state: dict, update: training.Update) -> dict:
     """The round's megabytes: beside nets G, p(y) and all mixtures down, c_k and D_k up."""
     K = len(update.clients)
     received = 0
