@@ -1,9 +1,12 @@
-"""python tests/bench_trainer.py [--only lenet5 big start script clients] [--repeats 5] [--device cuda] [--write]
+"""python tests/bench_trainer.py [--only lenet5 big start script clients throughput pfl pfllib]
 
-How much faster the trainer is than a loop over clients, as federated simulators have it. Both train the same clients on the
-same samples, in turn, so that a drift of the machine hits both alike; printed are the medians, and the median and the range of
-the ratios of one turn. --write puts each table into results/bench.md between its marks: no number there is typed by hand.
---device cuda prints the whole table of a GPU in one command of less than eight minutes.
+How much faster the trainer is than a loop over clients, as federated simulators have it, and how it
+compares with pfl-research and PFLlib on their own nets and schedules. All train the same clients,
+in turn, so that a drift of the machine hits all alike; printed are medians, and the median and
+the range of the ratios of one turn. --write puts each table into results/bench.md between its
+marks: no number there is typed by hand. --device cuda prints the tables of a GPU. --pfl-python
+names the Python of an environment with pfl-research (pip install "pfl[pytorch]"); without it its
+rows are left out.
 """
 
 import argparse
@@ -19,72 +22,115 @@ import time
 from pathlib import Path
 
 import numpy as np
+import ordinary
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import test_common as ordinary  # the nets as anyone would write them in torch, parameters in the order of common's
-
-import common
-
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, SCRIPT = ROOT / "results" / "bench.md", ROOT / "fedavg_curriculum.py"
+sys.path.insert(0, str(ROOT))
+import data  # noqa: E402
+import training  # noqa: E402
+from nets import build_model  # noqa: E402
+
+PAGE = ROOT / "results" / "bench.md"
+SCRIPT = ROOT / "fedavg_curriculum.py"
+RIVALS = ROOT / "tests" / "bench_rivals.py"
+CORES = os.cpu_count()
 SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
-NETS = {
-    "lenet5": lambda c, side: ordinary.lenet(c, side, 10),
-    "resnet9": lambda c, side: ordinary.Res9(c, 10),
-    "resnet18": lambda c, side: ordinary.Res18(c, 10),
-    "vgg11": lambda c, side: ordinary.vgg(c, 10),
-    "alexnet": lambda c, side: ordinary.alex(c, 10, 128),
-    "lstm": lambda c, side: ordinary.Letters(80, 512),
-}
+
+
+def make_net(name: str, channels: int, side: int) -> torch.nn.Module:
+    """As anyone would write it in torch, parameters in the order of ours."""
+    nets = {
+        "lenet5": lambda: ordinary.lenet(channels, side, 10),
+        "resnet9": lambda: ordinary.ResNet9(channels, 10),
+        "resnet18": lambda: ordinary.ResNet18(channels, 10),
+        "vgg11": lambda: ordinary.vgg11(channels, 10),
+        "alexnet": lambda: ordinary.alexnet(channels, 10, 128),
+        "lstm": lambda: ordinary.CharLSTM(80, 512),
+    }
+    return nets[name]()
 
 
 class Work:
-    """One round of local training: K clients, one epoch each over `sizes` samples, without dropout."""
+    """A round of local training: clients of these sizes, one epoch each, without dropout."""
 
-    def __init__(self, name, channels, side, sizes, batch_size=10, norm="batch", device="cpu", dtype=torch.float32):
-        rng, n, text = np.random.default_rng(0), int(sum(sizes)), name == "lstm"
-        shape, top = ((n, common.SEQUENCE), 80) if text else ((n, side, side, channels), 256)
-        x = torch.from_numpy(rng.integers(0, top, shape).astype(np.int64 if text else np.uint8)).to(device)
-        y = torch.from_numpy(rng.integers(0, 80 if text else 10, n)).to(device)
-        moments = torch.full((channels,), 127.5, dtype=torch.float64, device=device)
-        self.data = common.Data(x, y, x[:10], y[:10], 80 if text else 10, moments, moments)
-        self.batches = [
-            common.epochs_of_batches(shard, 1, batch_size, rng) for shard in np.split(np.arange(n), np.cumsum(sizes)[:-1])
-        ]
-        self.model = common.build_model(name, self.data, device, dtype, 128 if name == "alexnet" else 0, norm)
-        ordinary.awake(self.model.skeleton)
-        self.theta, self.batch_size, self.device = self.model.init(0), batch_size, device
-        self.net = ordinary.awake(NETS[name](channels, side)).to(device)
-        self.net = ordinary.in_groups(self.net).to(device) if norm == "group" else self.net
-        x = self.data.images("train", dtype)
-        self.x = x if text else x.permute(0, 3, 1, 2).contiguous()
+    def __init__(
+        self,
+        name,
+        channels,
+        side,
+        sizes,
+        batch_size=10,
+        norm="batch",
+        device="cpu",
+        dtype=torch.float32,
+    ):
+        rng = np.random.default_rng(0)
+        n = int(sum(sizes))
+        self.data = make_data(rng, n, name == "lstm", channels, side, device)
+        width = 128 if name == "alexnet" else 0
+        self.model = build_model(name, self.data, device, dtype, width, norm)
+        ordinary.without_dropout(self.model.skeleton)
+        self.theta = self.model.init(0)
+        self.batch_size = batch_size
+        self.device = device
+        self.batches = []
+        for shard in np.split(np.arange(n), np.cumsum(sizes)[:-1]):
+            self.batches.append(data.epochs_of_batches(shard, 1, batch_size, rng))
+        self.net = ordinary.without_dropout(make_net(name, channels, side))
+        if norm == "group":
+            ordinary.use_group_norms(self.net)
+        self.net.to(device)
+        self.x = self.data.images("train", dtype)
+        if name != "lstm":
+            self.x = self.x.permute(0, 3, 1, 2).contiguous()
 
     def loop(self, clients=None):
-        """Clients one after the other. A DataLoader each on a CPU; on a GPU tensors in its memory, which is faster there."""
-        weights = []
-        for batches in self.batches[: clients or len(self.batches)]:
-            net = ordinary.pour(self.net, self.theta).train()
-            sgd, index = torch.optim.SGD(net.parameters(), **SGD), torch.from_numpy(batches[batches >= 0]).to(self.device)
-            pairs = DataLoader(TensorDataset(self.x[index], self.data.y_train[index]), self.batch_size, shuffle=True)
-            if self.device == "cuda":
-                pairs = ((self.x[i], self.data.y_train[i]) for i in index.split(self.batch_size))
-            for x, y in pairs:
+        """Clients one after the other: a DataLoader each; on a GPU its own memory, faster there."""
+        thetas = []
+        for batches in self.batches[:clients]:
+            net = ordinary.fill(self.net, self.theta).train()
+            sgd = torch.optim.SGD(net.parameters(), **SGD)
+            samples = torch.from_numpy(batches[batches >= 0]).to(self.device)
+            for x, y in self.load(samples):
                 sgd.zero_grad()
                 F.cross_entropy(net(x), y).backward()
                 sgd.step()
-            weights.append(ordinary.drained(net))
-        return torch.stack(weights)
+            thetas.append(ordinary.flatten(net))
+        return torch.stack(thetas)
+
+    def load(self, samples):
+        """A client's batches (x, y), on a GPU in the order of the schedule."""
+        x = self.x
+        y = self.data.y_train
+        if self.device == "cuda":
+            return ((x[index], y[index]) for index in samples.split(self.batch_size))
+        pairs = TensorDataset(x[samples], y[samples])
+        return DataLoader(pairs, self.batch_size, shuffle=True)
 
     def ours(self):
-        return common.train(self.model, self.theta, self.data, self.batches, **SGD).weights
+        clients = np.arange(len(self.batches))
+        local = training.Local(**SGD)
+        update = training.train(self.model, self.theta, self.data, clients, self.batches, local)
+        return update.thetas
 
 
-def seconds(contestants: dict, repeats: int, device="cpu") -> dict[str, np.ndarray]:
-    """Each contestant's times in turn, after a warm-up of each."""
+def make_data(rng, n: int, is_text: bool, channels: int, side: int, device: str) -> data.Data:
+    """Random samples: what they hold costs nothing."""
+    if is_text:
+        x = rng.integers(0, 80, (n, data.SEQUENCE))
+        y = rng.integers(0, 80, n)
+    else:
+        x = rng.integers(0, 256, (n, side, side, channels), dtype=np.uint8)
+        y = np.arange(n) % 10
+    return data.from_arrays(x, y, x[:10], y[:10], device=device)
+
+
+def time_in_turn(contestants: dict, repeats: int, device="cpu") -> dict[str, np.ndarray]:
+    """Each contestant's seconds, in turn, after a warm-up of each."""
     times = {name: [] for name in contestants}
     for turn in range(repeats + 1):
         for name, contestant in contestants.items():
@@ -92,84 +138,116 @@ def seconds(contestants: dict, repeats: int, device="cpu") -> dict[str, np.ndarr
             contestant()
             if device == "cuda":
                 torch.cuda.synchronize()
-            if turn:
+            if turn > 0:
                 times[name].append(time.perf_counter() - begun)
-    return {name: np.array(own) for name, own in times.items()}
+    return {name: np.array(seconds) for name, seconds in times.items()}
 
 
-def ratio(a: np.ndarray, b: np.ndarray) -> str:
-    """How many times as fast b was as a."""
-    return f"{np.median(a / b):.2f} ({(a / b).min():.2f} to {(a / b).max():.2f})"
+def ratio(slow: np.ndarray, fast: np.ndarray) -> str:
+    ratios = slow / fast
+    return f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
 
 
-# -------------------------------------------------------------------------------------------------------- on a CPU
+def line(*cells) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
 
 
-def compared(works: dict, repeats: int):
-    yield "| work | clients | steps | DataLoader loop, ms | ours, ms | times as fast (range) |"
-    yield "|---|---|---|---|---|---|"
+def head(*cells) -> str:
+    return line(*cells) + "\n|" + "---|" * len(cells)
+
+
+# -------------------------------------------------------------------------------------- on a CPU
+
+
+def compare(works: dict, repeats: int):
+    """A table of the loop and ours."""
+    yield head(
+        "work", "clients", "steps", "DataLoader loop, ms", "ours, ms", "times as fast (range)"
+    )
     for title, arguments in works.items():
         work = Work(*arguments)
-        t = seconds({"loop": work.loop, "ours": work.ours}, repeats)
-        shown = [title, len(work.batches), sum(map(len, work.batches)), *(f"{np.median(own) * 1e3:.0f}" for own in t.values())]
-        yield f"| {' | '.join(map(str, shown))} | {ratio(t['loop'], t['ours'])} |"
+        times = time_in_turn({"loop": work.loop, "ours": work.ours}, repeats)
+        loop = times["loop"]
+        ours = times["ours"]
+        steps = sum(map(len, work.batches))
+        milliseconds = [f"{np.median(seconds) * 1e3:.0f}" for seconds in (loop, ours)]
+        yield line(title, len(work.batches), steps, *milliseconds, ratio(loop, ours))
 
 
 def lenet5(flags):
     """LeNet-5: one epoch of 600 samples a client, batch 10."""
-    works, n = {}, flags.samples or 600
-    uneven = np.maximum((np.random.default_rng(1).dirichlet([0.1] * 10, 10).sum(0) * n).astype(int), 1)
+    n = flags.samples or 600
+    shares = np.random.default_rng(1).dirichlet([0.1] * 10, 10).sum(0)
+    uneven = np.maximum((shares * n).astype(int), 1)
+    works = {}
     for channels, side in ((1, 28), (3, 32)):
-        for kind, sizes in (("10 equal", [n] * 10), ("20 equal", [n] * 20), ("10 by Dirichlet(.1)", uneven)):
-            works[f"LeNet-5 {channels}x{side}x{side}, {kind}"] = ("lenet5", channels, side, sizes)
-    return compared(works, flags.repeats)
+        shape = f"LeNet-5 {channels}x{side}x{side}"
+        works[f"{shape}, 10 equal"] = ("lenet5", channels, side, [n] * 10)
+        works[f"{shape}, 20 equal"] = ("lenet5", channels, side, [n] * 20)
+        works[f"{shape}, 10 by Dirichlet(.1)"] = ("lenet5", channels, side, uneven)
+    return compare(works, flags.repeats)
 
 
 def big(flags):
-    """Big nets: 4 clients of 32 samples, batch 16. On a CPU they are bound by arithmetic and trained one client at a time."""
-    names = {"ResNet-9": "resnet9", "VGG-11": "vgg11", "AlexNet, width 128": "alexnet", "LSTM, 80 characters": "lstm"}
+    """Big nets: 4 clients of 32 samples, batch 16, on a CPU trained one client at a time."""
     n = min(flags.samples or 32, 32)
-    return compared({title: (name, 3, 32, [n] * 4, min(16, n)) for title, name in names.items()}, flags.repeats)
+    nets = {
+        "ResNet-9": "resnet9",
+        "VGG-11": "vgg11",
+        "AlexNet, width 128": "alexnet",
+        "LSTM, 80 characters": "lstm",
+    }
+    works = {}
+    for title, name in nets.items():
+        works[title] = (name, 3, 32, [n] * 4, min(16, n))
+    return compare(works, flags.repeats)
 
 
-def launched(*words, torchrun=False) -> tuple[float, str]:
-    """Wall time and output of a script."""
-    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if torchrun else []
+def launch(*command, ranks=0) -> tuple[float, str]:
+    """Wall time and output of a Python program, under torchrun if `ranks` are wanted."""
+    launcher = []
+    if ranks:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     begun = time.perf_counter()
-    done = subprocess.run([sys.executable, *ranks, *map(str, words)], capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, *launcher, *map(str, command)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     return time.perf_counter() - begun, done.stdout
 
 
-ROUND = ["--trials", "1", "--order", "vanilla", "--device", "cpu"]
+ROUND = ["--trials", "1", "--jobs", "1", "--order", "vanilla", "--device", "cpu"]
 
 
 def start(flags):
     """From the command to its end, imports, tables and figures included."""
-    yield "| command | seconds (range) |"
-    yield "|---|---|"
+    yield head("command", "seconds (range)")
     with tempfile.TemporaryDirectory() as folder:
-        commands = {"--help": ["--help"], "one round": [*ROUND, "--rounds", "1", "--out", folder]}
-        for title, words in commands.items():
-            times = [launched(SCRIPT, *words)[0] for _ in range(flags.repeats)]
-            yield f"| fedavg_curriculum.py, {title} | {np.median(times):.1f} ({min(times):.1f} to {max(times):.1f}) |"
+        one_round = [*ROUND, "--rounds", "1", "--overwrite", "--out", f"{folder}/run"]
+        for title, words in {"--help": ["--help"], "one round": one_round}.items():
+            times = []
+            for _ in range(flags.repeats):
+                seconds, _ = launch(SCRIPT, *words)
+                times.append(seconds)
+            spread = f"{min(times):.1f} to {max(times):.1f}"
+            yield line(f"fedavg_curriculum.py, {title}", f"{np.median(times):.1f} ({spread})")
 
 
 TIMED = """
 import json, sys, time
-import common
+import common, training
 sys.argv = sys.argv[1:]
 spent = {"train": 0.0, "evaluate": 0.0}
 def timed(name, function):
-    def call(*args, **flags):
+    def call(*given, **more):
         begun = time.perf_counter()
         try:
-            return function(*args, **flags)
+            return function(*given, **more)
         finally:
             spent[name] += time.perf_counter() - begun
     return call
-for name in spent:
-    setattr(common, name, timed(name, getattr(common, name)))
+training.train = timed("train", training.train)
+common.evaluate = timed("evaluate", common.evaluate)
 import fedavg_curriculum
 fedavg_curriculum.main(sys.argv[1:])
 print("SPENT", json.dumps(spent))
@@ -177,121 +255,257 @@ print("SPENT", json.dumps(spent))
 
 
 def script(flags):
-    """20 clients of 600 samples through fedavg_curriculum.py: one epoch, batch 10, LeNet-5 on 1x28x28; 1,000 test images."""
-    n, rounds = flags.samples or 600, flags.rounds or 8
-    rng, cores = np.random.default_rng(0), str(os.cpu_count())
-    yield "| how | seconds a round | clients a second | of it training | testing | the rest |"
-    yield "|---|---|---|---|---|---|"
+    """20 clients of 600 samples, one epoch, batch 10, LeNet-5 on 1x28x28; 1,000 test images."""
+    n = flags.samples or 600
+    yield head("how", "seconds a round", "clients a second", "training", "testing", "the rest")
     work = Work("lenet5", 1, 28, [n] * 20)
-    bench = np.median(seconds({"ours": work.ours}, flags.repeats)["ours"])
-    yield f"| the trainer alone, as in the table above | {bench:.3f} | {20 / bench:.0f} | all | | |"
+    alone = np.median(time_in_turn({"ours": work.ours}, flags.repeats)["ours"])
+    yield line(
+        "the trainer alone, as in the table above",
+        f"{alone:.3f}",
+        f"{20 / alone:.0f}",
+        "all",
+        "",
+        "",
+    )
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "d.npz"
-        x, y = rng.integers(0, 256, (20 * n + 1000, 28, 28), dtype=np.uint8), rng.integers(0, 10, 20 * n + 1000)
-        np.savez(path, x_train=x[1000:], y_train=y[1000:], x_test=x[:1000], y_test=y[:1000])
-        words = [*ROUND, "--dataset", path, "--partition", "iid", "--clients", 20, "--clients-per-round", 20, "--epochs", 1]
-        words += ["--batch-size", 10, "--rounds", rounds, "--out", f"{folder}/run"]
-        ways = {
-            f"the script, {cores} threads": (["--threads", cores], False),
-            "the script, 1 thread": (["--threads", "1"], False),
-        }
-        ways["torchrun, 2 processes of 1 thread"] = (["--threads", "1"], True)
-        for title, (more, torchrun) in ways.items():
-            code = [SCRIPT] if torchrun else ["-c", TIMED, SCRIPT]
-            output = launched(*code, *words, *more, torchrun=torchrun)[1]
-            own = pd.read_csv(Path(folder) / "run" / "metrics.csv")["seconds"]
-            each, shares = own.diff().iloc[1:].median(), ["", "", ""]
-            if not torchrun:
+        path = write_data(folder, 20 * n, 1, 28, tests=1000)
+        words = [*ROUND, "--dataset", path, "--partition", "iid", "--clients", 20]
+        words += ["--clients-per-round", 20, "--epochs", 1, "--batch-size", 10, "--overwrite"]
+        words += ["--rounds", flags.rounds or 8, "--out", f"{folder}/run"]
+        for title, threads, ranks in (
+            (f"the script, {CORES} threads", CORES, 0),
+            ("the script, 1 thread", 1, 0),
+            ("torchrun, 2 processes of 1 thread", 1, 2),
+        ):
+            program = [SCRIPT] if ranks else ["-c", TIMED, SCRIPT]
+            _, output = launch(*program, *words, "--threads", threads, ranks=ranks)
+            seconds = pd.read_csv(f"{folder}/run/metrics.csv")["seconds"]
+            a_round = seconds.diff().iloc[1:].median()
+            shares = ["", "", ""]
+            if not ranks:
                 spent = json.loads(output.split("SPENT")[1])
-                parts = np.array([spent["train"], spent["evaluate"]]) / own.iloc[-1]
+                parts = np.array([spent["train"], spent["evaluate"]]) / seconds.iloc[-1]
                 shares = [f"{part:.0%}" for part in (*parts, 1 - parts.sum())]
-            yield f"| {title} | {each:.3f} | {20 / each:.0f} | {' | '.join(shares)} |"
+            yield line(title, f"{a_round:.3f}", f"{20 / a_round:.0f}", *shares)
+
+
+PEAK = """
+import resource, sys
+sys.argv = sys.argv[1:]
+import fedavg_curriculum
+fedavg_curriculum.main(sys.argv[1:])
+print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
 
 
 def clients(flags):
-    """A round by the number of clients, 10 of them selected, SCAFFOLD, 1,100,000 samples of 1x16x16."""
-    yield "| clients | seconds a round | peak memory, MiB |"
-    yield "|---|---|---|"
-    rng, n = np.random.default_rng(0), 1100 * (flags.samples or 1000)
-    code = "import resource, sys; sys.argv = sys.argv[1:]; import fedavg_curriculum; fedavg_curriculum.main(sys.argv[1:])"
-    code += "; print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    """A round by the number of clients, 10 of them selected, SCAFFOLD, 1,100,000 samples, 1x16x16.
+
+    1.1 samples a client: the parts that are left out must not cost anything.
+    """
+    yield head("clients", "seconds a round", "peak memory, MiB")
+    n = 1100 * (flags.samples or 1000)
+    parts = n // 11 * 10
     with tempfile.TemporaryDirectory() as folder:
-        x, y = rng.integers(0, 256, (n, 16, 16), dtype=np.uint8), rng.integers(0, 10, n)
-        np.savez(f"{folder}/d.npz", x_train=x, y_train=y, x_test=x[:1000], y_test=y[:1000])
-        for M in (m for m in (100, 1_000, 10_000, 100_000, 1_000_000) if m <= n // 11 * 10):
-            # 1.1 samples a client whatever their number: the parts that are left out must not cost anything
-            words = [*ROUND, "--dataset", f"{folder}/d.npz", "--partition", "iid", "--parts", n // 11 * 10]
-            words += ["--clients", M, "--clients-per-round", 10, "--rounds", flags.rounds or 20, "--epochs", 1]
-            output = launched("-c", code, SCRIPT, *words, "--base", "scaffold", "--out", f"{folder}/run")[1]
-            each = pd.read_csv(f"{folder}/run/metrics.csv")["seconds"].diff().iloc[1:].median()
-            yield f"| {M:,} | {each:.3f} | {int(output.split('PEAK')[1]) / 1024:.0f} |"
+        path = write_data(folder, n, 1, 16, tests=1000)
+        words = [*ROUND, "--dataset", path, "--partition", "iid", "--parts", parts, "--epochs", 1]
+        words += ["--clients-per-round", 10, "--rounds", flags.rounds or 20, "--overwrite"]
+        words += ["--base", "scaffold", "--out", f"{folder}/run"]
+        for M in (100, 1_000, 10_000, 100_000, 1_000_000):
+            if parts < M:
+                continue
+            _, output = launch("-c", PEAK, SCRIPT, *words, "--clients", M)
+            seconds = pd.read_csv(f"{folder}/run/metrics.csv")["seconds"]
+            a_round = seconds.diff().iloc[1:].median()
+            peak = int(output.split("PEAK")[1]) / 1024
+            yield line(f"{M:,}", f"{a_round:.3f}", f"{peak:.0f}")
 
 
-# -------------------------------------------------------------------------------------------------------- on a GPU
+def write_data(folder: str, n: int, channels: int, side: int, tests: int) -> str:
+    """An .npz of n random training images."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (n + tests, side, side, channels), dtype=np.uint8)
+    y = np.arange(n + tests) % 10
+    path = f"{folder}/d.npz"
+    np.savez(path, x_train=x[tests:], y_train=y[tests:], x_test=x[:tests], y_test=y[:tests])
+    return path
+
+
+# ---------------------------------------------------------------------------------- rivals' work
+
+PFL = {"net": "PflCNN", "clients": 1000, "per_round": 50, "lr": 0.1}
+PFLLIB = {"net": "PFLlibCNN", "clients": 20, "per_round": 20, "lr": 0.005}
+LENET = {"net": "LeNet5", "clients": 100, "per_round": 10, "lr": 0.01, "momentum": 0.9}
+
+
+def start_rival(contestant: str, path: str, work: dict, flags, ranks=0, threads=1, copy=0):
+    """A process of bench_rivals.py at `work`."""
+    python = flags.pfl_python if contestant == "pfl" else sys.executable
+    launcher = []
+    if ranks:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [python, *launcher, str(RIVALS), contestant, path, f"--device={flags.device}"]
+    command += [f"--rounds={flags.rounds or 6}", f"--threads={threads}", f"--copy={copy}"]
+    for name, value in work.items():
+        command.append(f"--{name.replace('_', '-')}={value}")
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
+
+
+def finish_rival(process) -> tuple[float, float]:
+    """Seconds a round, without the first round and the last, which is tested; peak MiB."""
+    output, _ = process.communicate()
+    assert process.returncode == 0, process.args
+    ends = [float(end) for end in re.findall(r"^ROUND \d+ ([\d.]+)", output, re.MULTILINE)]
+    peaks = [float(peak) for peak in re.findall(r"PEAK (\d+)", output)]
+    return float(np.median(np.diff(ends)[1:-1])), max(peaks)
+
+
+def contestants_here(flags) -> dict[str, tuple]:
+    """Title: (contestant, ranks, threads)."""
+    if flags.device == "cuda":
+        contestants = {"a loop": ("loop", 0, 1), "pfl-research": ("pfl", 0, 1)}
+        contestants["ours"] = ("ours", 0, 1)
+    else:
+        contestants = {
+            f"a loop, {CORES} threads": ("loop", 0, CORES),
+            f"loops, {CORES} processes": ("loop", CORES, 1),
+            f"pfl-research, {CORES} processes": ("pfl", CORES, 1),
+            f"ours, {CORES} threads": ("ours", 0, CORES),
+            f"ours, torchrun {CORES}": ("ours", CORES, 1),
+            "a loop, 1 thread": ("loop", 0, 1),
+            "pfl-research, 1 thread": ("pfl", 0, 1),
+            "ours, 1 thread": ("ours", 0, 1),
+        }
+    if not flags.pfl_python:
+        contestants = {title: c for title, c in contestants.items() if c[0] != "pfl"}
+    return contestants
+
+
+def compare_rivals(flags, work: dict, samples: int, channels: int, side: int, rounds: int):
+    """A table of all contestants; `rounds` are the rival's own, to which is extrapolated."""
+    total = f"{rounds:,} rounds, minutes"
+    yield head("how", "seconds a round (range)", total, "peak memory a process, MiB")
+    contestants = contestants_here(flags)
+    results = {title: [] for title in contestants}
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_data(folder, work["clients"] * samples, channels, side, tests=100)
+        for _ in range(flags.repeats):
+            for title, (contestant, ranks, threads) in contestants.items():
+                process = start_rival(contestant, path, work, flags, ranks, threads)
+                results[title].append(finish_rival(process))
+    for title, measured in results.items():
+        seconds = [seconds for seconds, _ in measured]
+        peak = max(peak for _, peak in measured)
+        median = np.median(seconds)
+        spread = f"{median:.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
+        yield line(title, spread, f"{median * rounds / 60:.1f}", f"{peak:.0f}")
+
+
+def pfl(flags):
+    """pfl-research's CIFAR-10 benchmark: its CNN (1.63 million weights), 1,500 rounds of 50 clients
+    x 5 steps of batch 10, of 1,000 clients; a sample of rounds, extrapolated."""
+    return compare_rivals(flags, PFL, flags.samples or 50, 3, 32, 1500)
+
+
+def pfllib(flags):
+    """PFLlib's quick start: its CNN (0.58 million weights), 20 clients of 2,625 samples of 1x28x28,
+    all of them in each of 2,000 rounds, one epoch, batch 10; a sample of rounds, extrapolated."""
+    return compare_rivals(flags, PFLLIB, flags.samples or 2625, 1, 28, 2000)
+
+
+def throughput(flags):
+    """An experiment: as many runs side by side as there are cores, one thread each. LeNet-5, 10 of
+    100 clients of 600 samples, batch 10, one epoch."""
+    yield head(
+        "images", "contestant", f"rounds a second of {CORES} runs", "seconds a round and run"
+    )
+    names = ["loop", "pfl", "ours"] if flags.pfl_python else ["loop", "ours"]
+    for channels, side in ((1, 28), (3, 32)):
+        seconds = {name: [] for name in names}
+        with tempfile.TemporaryDirectory() as folder:
+            path = write_data(folder, 100 * (flags.samples or 600), channels, side, tests=100)
+            for _ in range(flags.repeats):
+                for name in names:
+                    runs = [start_rival(name, path, LENET, flags, copy=i) for i in range(CORES)]
+                    seconds[name] += [finish_rival(run)[0] for run in runs]
+        for name in names:
+            median = np.median(seconds[name])
+            shape = f"{channels}x{side}x{side}"
+            yield line(shape, name, f"{CORES / median:.1f}", f"{median:.3f}")
+
+
+# -------------------------------------------------------------------------------------- on a GPU
 
 
 @contextlib.contextmanager
 def eager():
     """The trainer without CUDA graphs."""
-    kept, common.captured = common.captured, lambda step: step
+    capture = training.capture
+    training.capture = lambda step: step
     try:
         yield
     finally:
-        common.captured = kept
+        training.capture = capture
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def gpu(flags):
-    """One epoch of 600 samples a client (ResNets: 200, group norm), batch 10. The loop's time is that of 10 clients, scaled;
-    error is the largest difference between the loop's weights and ours in float64."""
-    device, until = flags.device, time.perf_counter() + flags.minutes * 60
-    yield "| net | clients | loop, s a round | ours eager | ours captured | clients a second: loop | eager | captured | error |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    plan = [("lenet5", 1, 28, 600, "batch"), ("lenet5", 3, 32, 600, "batch"), ("resnet9", 3, 32, 200, "group")]
-    for name, channels, side, n, norm in [*plan, ("resnet18", 3, 32, 200, "group")]:
-        n, loop, worst = flags.samples or n, None, ""
-        exact = Work(name, channels, side, [min(n, 63)] * 2, 10, norm, device, torch.float64)
-        if device == "cuda":  # where the loop takes the samples in the schedule's order
-            worst = f"{(exact.loop() - exact.ours()).abs().max().item():.0e}"
+    """One epoch of 600 samples a client (ResNets: 200, group norm), batch 10. The loop's time is
+    that of 10 clients, scaled; error is the largest difference of weights in float64."""
+    until = time.perf_counter() + flags.minutes * 60
+    yield head(
+        "net", "clients", "loop, s a round", "ours eager", "captured", "deterministic", "error"
+    )
+    for name, channels, side, samples, norm in (
+        ("lenet5", 1, 28, 600, "batch"),
+        ("lenet5", 3, 32, 600, "batch"),
+        ("resnet9", 3, 32, 200, "group"),
+        ("resnet18", 3, 32, 200, "group"),
+    ):
+        exact = Work(name, channels, side, [63, 63], 10, norm, flags.device, torch.float64)
+        error = (exact.loop() - exact.ours()).abs().max().item()
         for K in (10, 20, 50, 100):
             if time.perf_counter() > until:
-                yield f"| {name} {channels}x{side}x{side} | {K} | out of time | | | | | | |"
                 continue
-            work = Work(name, channels, side, [n] * K, 10, norm, device)
-            loop = loop or np.median(seconds({"loop": lambda w=work: w.loop(10)}, 1, device)["loop"]) / 10
+            sizes = [flags.samples or samples] * K
+            work = Work(name, channels, side, sizes, 10, norm, flags.device)
+            if K == 10:
+                [loop] = time_in_turn({"loop": work.loop}, 1, flags.device)["loop"]
+
+            def median(repeats, work=work):
+                times = time_in_turn({"ours": work.ours}, repeats, flags.device)
+                return np.median(times["ours"])
+
             with eager():
-                slow = np.median(seconds({"ours": work.ours}, 1, device)["ours"])
-            fast = np.median(seconds({"ours": work.ours}, flags.repeats, device)["ours"])
-            each = f"{loop * K:.3f} | {slow:.3f} | {fast:.3f} | {1 / loop:.0f} | {K / slow:.0f} | {K / fast:.0f}"
-            yield f"| {name} {channels}x{side}x{side} | {K} | {each} | {worst} |"
+                slow = median(1)
+            fast = median(flags.repeats)
+            with deterministic():
+                same_bits = median(flags.repeats)
+            seconds = [f"{value:.3f}" for value in (loop * K / 10, slow, fast, same_bits)]
+            yield line(f"{name} {channels}x{side}x{side}", K, *seconds, f"{error:.0e}")
 
 
-def pfl(flags):
-    """pfl-research's published CIFAR-10 workload: 1,500 rounds of 50 clients x 5 steps of batch 10, of 1,000 clients."""
-    rounds, device = flags.rounds or 30, flags.device
-    work = Work("lenet5", 3, 32, [50_000], 10, "batch", device)
-    config = ordinary.settings(clients=1000, dtype="float32", lr=0.1, batch_size=10)
-    fl = common.Federation(config, work.data, common.Streams(0))
-    state, begun = fl.start(), 0.0
-    for t in range(rounds + 2):
-        if t == 2:  # after the warm-up
-            begun = time.perf_counter()
-        chosen = fl.select(t, 50)
-        batches = [common.epochs_of_batches(fl.shards[m], 1, 10, fl.streams("batches", t, m)) for m in chosen]
-        fl.aggregate(state, *fl.train(state, t, chosen, batches))
-        assert torch.isfinite(state["weights"]).all()  # which waits for the device
-    each = (time.perf_counter() - begun) / rounds
-    yield "| net | rounds timed | seconds a round | clients a second | 1,500 rounds, extrapolated, minutes |"
-    yield "|---|---|---|---|---|"
-    yield f"| LeNet-5, 3x32x32 | {rounds} | {each:.4f} | {50 / each:.0f} | {each * 25:.1f} |"
+# ------------------------------------------------------------------------------------------ main
 
 
-# -------------------------------------------------------------------------------------------------------------- main
-
-
-def machine(flags) -> str:
-    if flags.device == "cuda":
+def machine(device: str) -> str:
+    if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    return f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    cores = f"{platform.machine()}, {CORES} cores, {threads} threads"
+    return f"{cores}, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
 
 
 def write(name: str, table: str) -> None:
@@ -299,32 +513,43 @@ def write(name: str, table: str) -> None:
     text = PAGE.read_text() if PAGE.exists() else "# Speed\n"
     block = f"<!-- table: {name} -->\n{table}\n<!-- end: {name} -->"
     old = re.compile(rf"<!-- table: {name} -->.*?<!-- end: {name} -->", re.DOTALL)
-    PAGE.write_text(old.sub(lambda _: block, text) if old.search(text) else f"{text.rstrip()}\n\n{block}\n")
+    if old.search(text):
+        PAGE.write_text(old.sub(lambda _: block, text))
+    else:
+        PAGE.write_text(f"{text.rstrip()}\n\n{block}\n")
+
+
+PARTS = {
+    "cpu": (lenet5, big, start, script, clients, throughput, pfl, pfllib),
+    "cuda": (gpu, pfl, pfllib),
+}
 
 
 def main() -> None:
-    parts = {"cpu": (lenet5, big, start, script, clients, pfl), "cuda": (gpu, pfl)}
+    names = [part.__name__ for part in (*PARTS["cpu"], gpu)]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=parts, default="cpu")
-    parser.add_argument("--only", nargs="+", choices=[f.__name__ for f in (*parts["cpu"], gpu)], metavar="PART")
+    parser.add_argument("--device", choices=PARTS, default="cpu")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="PART")
     parser.add_argument("--repeats", type=int, default=5, help="turns that are timed [5]")
-    parser.add_argument("--minutes", type=float, default=6.5, help="no new row of the GPU's table is begun after so many [6.5]")
-    parser.add_argument("--samples", type=int, default=0, help="of a client, to try the program out (0: as described)")
-    parser.add_argument("--rounds", type=int, default=0, help="through the script, to try the program out (0: as described)")
-    parser.add_argument("--write", action="store_true", help="put the tables into results/bench.md")
+    parser.add_argument("--minutes", type=float, default=6.5, help="gpu: no new row after [6.5]")
+    parser.add_argument("--samples", type=int, default=0, help="of a client (0: as described)")
+    parser.add_argument("--rounds", type=int, default=0, help="of a run (0: as described)")
+    parser.add_argument("--pfl-python", help="the Python of an environment with pfl-research")
+    parser.add_argument("--write", action="store_true", help="into results/bench.md")
     flags = parser.parse_args()
     command = f"python tests/bench_trainer.py {' '.join(sys.argv[1:])}".strip()
-    for part in parts[flags.device]:
+    for part in PARTS[flags.device]:
         if flags.only and part.__name__ not in flags.only:
             continue
-        head, lines = f"\n{part.__doc__} {machine(flags)}.\n", []
-        print(head)
-        for line in part(flags):
-            print(line, flush=True)
-            lines.append(line)
+        title = f"{' '.join(part.__doc__.split())} {machine(flags.device)}."
+        print(f"\n{title}\n")
+        lines = []
+        for row in part(flags):
+            print(row, flush=True)
+            lines.append(row)
         if flags.write:
             name = part.__name__ if flags.device == "cpu" else f"{part.__name__} on a GPU"
-            write(name, "\n".join([head.strip(), "", *lines, "", f"`{command}`"]))
+            write(name, "\n".join([title, "", *lines, "", f"`{command}`"]))
 
 
 if __name__ == "__main__":
