@@ -291,7 +291,7 @@ def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]
     return mixtures
 
 
-def difficulty(ce: Tensor, tau: float, lam: float) -> Tensor:
+def difficulty(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
     """The difficulty scores of samples with cross-entropy ce (Eq. 6)."""
     return (ce - tau) * confidence(ce, tau, lam)
 

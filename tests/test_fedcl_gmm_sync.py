@@ -258,7 +258,7 @@ class Literal:
 
     def draw(self, size, purpose, *key):
         """y ~ p(y), and the generator's input: eps, y, and s, the r-th of N, standardised."""
-        p = np.array([sum(count[label] for count in self.counts.values()) for label in range(10)])
+        p = np.array(list(self.counts.values())).sum(0)
         y = self.streams(purpose + " label", *key).choice(10, size, p=p / p.sum())
         y = torch.as_tensor(y)
         noise = self.streams(purpose + " noise", *key).standard_normal((*size, 32))
@@ -295,7 +295,7 @@ class Literal:
         if self.gen:
             labels = [int(self.y[i]) for batch in batches for i in batch]
             counts[m] = [labels.count(label) for label in range(10)]
-        velocity = [0] * 12
+        velocity = [0] * 12  # one of each layer's weights and biases
         total = 0.0
         for step, batch in enumerate(batches):
             loss = self.loss(net, batch, generated, step)
@@ -375,7 +375,7 @@ class Literal:
             return {"phase": self.z + 1, "frozen": 0, "froze": 0}
         beta_T = self.N[math.ceil(round(S[self.z] * len(self.N), 6)) - 1]
         before = len(self.frozen)
-        below = {m: sum(x <= beta_T for x in scores) for m, scores in draws.items()}
+        below = {m: (scores <= beta_T).sum() for m, scores in draws.items()}
         for m, theta in thetas.items():
             if below[m] > self.c.v * 320:
                 self.frozen[m] = theta
@@ -618,8 +618,8 @@ def test_pigeonhole_bounds_who_can_pass_one_check(T, v, most):
         high = iter(np.linspace(2, 3, 20 * 320))
         draws = {}
         for m in range(20):
-            scores = [next(low) if m < lucky and i < need else next(high) for i in range(320)]
-            draws[m] = np.array(scores)
+            easy = need if m < lucky else 0
+            draws[m] = np.array([next(low if i < easy else high) for i in range(320)])
         columns, _ = check(draws, thresholds=str(T), v=v)
         counts.append(columns["froze"])
     assert max(counts) == most
