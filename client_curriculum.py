@@ -27,7 +27,6 @@ import torch
 
 import common
 import experiment
-import report
 from experiment import flag
 
 ORDERS = ("curriculum", "anti", "random", "vanilla")
@@ -42,8 +41,12 @@ def asks_score(config) -> bool:
     return is_ranked(config.client_order) or is_ranked(config.data_order)
 
 
+def takes_all_clients(config) -> bool:
+    return config.client_order == "vanilla"
+
+
 def paces_clients(config) -> bool:
-    return config.client_order != "vanilla"
+    return not takes_all_clients(config)
 
 
 def paces_samples(config) -> bool:
@@ -52,10 +55,6 @@ def paces_samples(config) -> bool:
 
 def is_paced(config) -> bool:
     return paces_clients(config) or paces_samples(config)
-
-
-def takes_all_clients(config) -> bool:
-    return config.client_order == "vanilla"
 
 
 def has_falling_lr(config) -> bool:
@@ -136,15 +135,17 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     state = fl.start() | {"pool": 0, "queue": []}  # the pool's size, and who of it still waits
     for t in run.rounds(state):
         is_used_up = len(state["queue"]) < K
-        if is_used_up:
-            losses = score(config, config.client_order, fl, state, fl.everyone, expert_losses)
+        if is_used_up:  # the pool: all clients are ranked anew
+            losses = score_samples(
+                config, config.client_order, fl, state, fl.everyone, expert_losses
+            )
             L = np.array([of_client.mean() for of_client in losses])  # Eq. 1
             state["pool"] = pool_size(config, u=t * K)  # g(u) after u client updates
             state["queue"] = fill_queue(config, fl, state, t, L)
         clients = np.sort(state["queue"][:K])  # a mini-batch of clients
         state["queue"] = state["queue"][K:]
 
-        losses = score(config, config.data_order, fl, state, clients, expert_losses)
+        losses = score_samples(config, config.data_order, fl, state, clients, expert_losses)
         batches = []
         for m, difficulty in zip(clients, losses, strict=True):
             batches.append(draw_batches(config, fl, t, m, difficulty))  # Algorithm 1
@@ -217,7 +218,7 @@ def measure_difficulty(shards, losses: np.ndarray) -> tuple[np.ndarray, np.ndarr
 # --------------------------------------------------------------------------- the client curriculum
 
 
-def score(config, order: str, fl: common.Federation, state: dict, clients, expert_losses) -> list:
+def score_samples(config, order: str, fl, state: dict, clients, expert_losses) -> list[np.ndarray]:
     """The losses (N,) of each client's samples, under the expert or the net that it receives.
 
     Where the order asks for none, all samples are equally difficult.
@@ -263,27 +264,6 @@ def sort_clients(difficulty: np.ndarray, rng: np.random.Generator) -> np.ndarray
     """The clients (M,) by ascending difficulty; where several are equal, in random order."""
     shuffled = rng.permutation(len(difficulty))
     return shuffled[np.argsort(difficulty[shuffled], kind="stable")]
-
-
-def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tuple[int, int]:
-    """How many nets clients receive in round t only to score them, and numbers they send back.
-
-    Under G all score theta whenever they are ranked (under base solo each has its net). The expert
-    is sent once, and its scores never change.
-    """
-    nets = 0
-    numbers = 0
-    ranks_clients = is_ranked(config.client_order)
-    if config.score == "E":
-        if t == 0 and asks_score(config):
-            nets = config.clients
-        if t == 0 and ranks_clients:
-            numbers = config.clients
-    elif ranks_clients and is_used_up:
-        numbers = config.clients
-        if fl.base.vectors > 0:
-            nets = config.clients
-    return nets, numbers
 
 
 # ----------------------------------------------------------------------------- the data curriculum
@@ -380,6 +360,27 @@ def falling_lr(config: Config, steps: int) -> np.ndarray:
     return config.lr * (1 + config.lr_alpha * i) ** -config.lr_power
 
 
+def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tuple[int, int]:
+    """How many nets clients receive in round t only to score them, and numbers they send back.
+
+    Under G all score theta whenever they are ranked (under base solo each has its net). The expert
+    is sent once, and its scores never change.
+    """
+    nets = 0
+    numbers = 0
+    ranks_clients = is_ranked(config.client_order)
+    if config.score == "E":
+        if t == 0 and asks_score(config):
+            nets = config.clients
+        if t == 0 and ranks_clients:
+            numbers = config.clients
+    elif ranks_clients and is_used_up:
+        numbers = config.clients
+        if fl.base.vectors > 0:
+            nets = config.clients
+    return nets, numbers
+
+
 # -------------------------------------------------------------------------------- the command line
 
 
@@ -388,6 +389,8 @@ def plot(df, folder) -> None:
 
     difficulty.png: the expert's loss of each round's clients.
     """
+    import report  # pandas and what draws take a second
+
     report.print_gains(report.per_trial(df), "vanilla")
     table = df.groupby(["setting", "trial"], sort=False)[["inside", "between"]].first()
     table.to_csv(folder / "consistency.csv")

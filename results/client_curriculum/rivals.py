@@ -115,7 +115,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
             clients = np.sort(state["queue"][:K])
             state["queue"] = state["queue"][K:]
 
-        losses = paper.score(config, config.data_order, fl, state, clients, expert_losses)
+        losses = paper.score_samples(config, config.data_order, fl, state, clients, expert_losses)
         batches = []
         for m, difficulty in zip(clients, losses, strict=True):
             batches.append(paper.draw_batches(config, fl, t, m, difficulty))
@@ -138,7 +138,7 @@ def choose_by_loss(config, fl: common.Federation, state: dict, t: int, expert_lo
     drawn = fl.streams("candidates", t).choice(
         config.clients, count_candidates(config), replace=False, p=fl.sizes / fl.sizes.sum()
     )
-    losses = paper.score(config, "anti", fl, state, drawn, expert_losses)
+    losses = paper.score_samples(config, "anti", fl, state, drawn, expert_losses)
     gains = np.array([-of_client.mean() for of_client in losses])
     worst_first = paper.sort_clients(gains, fl.streams("client ties", t))
     return np.sort(drawn[worst_first[: config.clients_per_round]])
@@ -159,7 +159,7 @@ def rank_clients(config, fl: common.Federation, state: dict, expert_losses) -> n
         case "coverage":
             waits = np.isin(fl.everyone, state["queue"])  # then its turn comes before the pool's
             return np.array(state["turns"]) + waits
-    losses = paper.score(config, config.client_order, fl, state, fl.everyone, expert_losses)
+    losses = paper.score_samples(config, config.client_order, fl, state, fl.everyone, expert_losses)
     return np.array([of_client.mean() for of_client in losses])
 
 
