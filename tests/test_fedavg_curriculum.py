@@ -422,7 +422,7 @@ def scored(data_file, score, own_nets, expert=None) -> list:
     config, fl = federation(data_file, score=score)
     state = fl.start() | {"theta": fl.model.init(1), "own_nets": own_nets}
     if expert is not None:
-        expert = fl.score(expert, fl.everyone)
+        expert = [losses for losses, _ in fl.score(expert, fl.everyone)]
     return script.score_samples(config, fl, state, np.array([0, 2]), expert)
 
 

@@ -38,12 +38,12 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     """The loop of fedavg_curriculum.py, with the dissimilarity measured before each round."""
     state = fl.start()
     state["own_nets"] = {}
-    expert_scores = None
+    expert_losses = None
     if paper.asks_expert(config):
-        expert_scores = paper.score_by_expert(config, fl, run)
+        expert_losses = paper.score_by_expert(config, fl, run)
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
-        difficulties = paper.score_samples(config, fl, state, clients, expert_scores)
+        difficulties = paper.score_samples(config, fl, state, clients, expert_losses)
         columns = measure(config, fl, t, state["theta"], clients, difficulties)
         batches = []
         for m, difficulty in zip(clients, difficulties, strict=True):
