@@ -371,6 +371,27 @@ def test_an_own_net_is_found_from_the_working_directory(tmp_path, monkeypatch):
         build_model("mine.py:Net", random_images(), projection=True)
 
 
+READER = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, *sizes):
+        super().__init__()
+        assert sizes == (0, 0, 80)
+        self.table = nn.Embedding(80, 80)
+    def forward(self, x):
+        return self.table(x).mean(1)
+"""
+
+
+def test_an_own_net_of_text(tmp_path):
+    text = random_text()
+    model = build_model(write_net(tmp_path, READER), text, dtype=DOUBLE)
+    theta = model.init(0)
+    logits = run(model.bind(theta[None]), text.x_train[None, :5])
+    expected = theta.view(80, 80)[text.x_train[:5]].mean(1)
+    assert torch.allclose(logits[0], expected, rtol=0, atol=1e-12)
+
+
 def test_an_own_net_of_client_aware_layers_is_stacked(tmp_path):
     text = "import nets\ndef Net(channels, side, classes):\n"
     text += "    return nets.lenet5(channels, side, classes, 0)\n"
