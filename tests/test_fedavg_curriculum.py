@@ -352,7 +352,7 @@ ARMS = [
     {"order": "curriculum", "score": "LG_pred", "lr": 0.15, "momentum": 0.0},
     {"order": "anti", "score": "LG_pred", "partition": "dirichlet", "alpha": 0.5},
     {"order": "curriculum", "score": "E", "pacing": "quadratic", "pacing_b": 0.0},
-    {"order": "curriculum", "base": "solo", "score": "LG"},
+    {"order": "curriculum", "base": "solo", "score": "G"},
     {"order": "anti", "model": "dropped", "score": "L"},
     {"order": "random", "pacing": "root"},
     {"order": "random", "pacing_scope": "global", "base": "fedprox", "mu": 0.3},
