@@ -486,6 +486,17 @@ def test_scoring_leaves_no_trace(score, data_file):
     assert set(own_nets) == {2}
 
 
+def test_a_net_that_is_kept_holds_no_other_memory():
+    """A row of the round's (K, P) would put all of them into every checkpoint."""
+    state = {"own_nets": {}}
+    thetas = torch.arange(15.0).reshape(3, 5)
+    script.keep_own_nets(state, SimpleNamespace(clients=np.array([4, 7, 9]), thetas=thetas))
+    assert [*state["own_nets"]] == [4, 7, 9]
+    for theta, row in zip(state["own_nets"].values(), thetas, strict=True):
+        assert torch.equal(theta, row)
+        assert theta.untyped_storage().nbytes() == 5 * 4
+
+
 def test_momentum_is_fresh_in_every_round(data_file, tmp_path):
     """One client, two rounds of one step, b = 1: plain SGD, whatever the momentum."""
     flags = SMALL | {"dataset": data_file, "clients": 1, "clients_per_round": 1, "rounds": 2}
