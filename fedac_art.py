@@ -116,6 +116,9 @@ class Config(experiment.Config):
         if is_solo(self) and self.rounds > self.solo_epochs:
             raise UsageError("--base solo: wants no more --rounds than --solo-epochs")
 
+    def reads_rounds(self) -> bool:
+        return is_solo(self)
+
     def federation(self, data: Data, streams: common.Streams) -> common.Federation:
         if data.mean is None:
             raise UsageError(f"--dataset {self.dataset}: this curriculum clusters images, not text")
@@ -386,6 +389,8 @@ def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
             if run.trial == 0:
                 points = embed(**run.load()["state"]["hidden"])
                 tables.append(points.assign(method=run.method))
+        if not tables:
+            continue
         grid = sns.relplot(
             pd.concat(tables),
             x="x",

@@ -79,6 +79,9 @@ class Config(paper.Config):
         if self.flip and self.per_client:
             raise UsageError("--flip: --per-client weighs by wrong labels; leave one out")
 
+    def reads_rounds(self) -> bool:
+        return True  # the last one is measured
+
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """The loop of fedac_art.py, with other groups, and measures in the first and last round."""
