@@ -329,13 +329,14 @@ def change_images(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
     """
     images = (x - black).flatten(0, 1).permute(0, 3, 1, 2)
     B, side = x.shape[1:3]
-    shift, flip, angle = (
-        extra[name][:, :B].flatten(0, 1).to(x.dtype) for name in ("shift", "flip", "angle")
-    )
-    cos = angle.cos()
-    sin = angle.sin()
-    sign = 1 - 2 * flip
-    down, right = 2 * shift.unbind(-1) / side
+
+    def drawn(name: str) -> Tensor:
+        return extra[name][:, :B].flatten(0, 1).to(x.dtype)
+
+    cos = drawn("angle").cos()
+    sin = drawn("angle").sin()
+    sign = 1 - 2 * drawn("flip")
+    down, right = (2 * drawn("shift") / side).unbind(-1)
     source = torch.stack([sign * cos, -sign * sin, right, sin, cos, down], 1)
     grid = F.affine_grid(source.view(-1, 2, 3), images.shape, align_corners=False)
     images = F.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)

@@ -259,7 +259,7 @@ class Loops:
                     g = g + f.mu * (w - theta_g)
                 v = f.momentum * v + g
                 w = w - f.lr * v
-                losses.append(float(loss))
+                losses.append(loss.item())
                 step += 1
         self.train_loss[m] = np.mean(losses)
         return w

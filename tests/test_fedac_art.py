@@ -1,7 +1,6 @@
 """fedac_art.py and its study: whole runs as loops, Fuzzy ART in exact fractions, cases by hand."""
 
 import csv
-import json
 import math
 from fractions import Fraction
 from types import SimpleNamespace
@@ -84,11 +83,15 @@ def path(arrays, tmp_path_factory):
     return path
 
 
+def draw_nothing(*args, **options) -> None:
+    pass
+
+
 @pytest.fixture
 def quiet(monkeypatch):
     """No figures: they have tests of their own."""
-    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
-    monkeypatch.setattr(fedac_art, "draw", lambda *args: None)
+    monkeypatch.setattr(report, "plot", draw_nothing)
+    monkeypatch.setattr(fedac_art, "draw", draw_nothing)
 
 
 @pytest.fixture
@@ -171,7 +174,7 @@ STUDY_CASES = {
 def test_the_script_equals_the_loops(case, arrays, path, tmp_path, monkeypatch):
     """Weights to 1e-9, every column, what Fig. 6 is drawn from, and what is drawn."""
     drawn = {}
-    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+    monkeypatch.setattr(report, "plot", draw_nothing)
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.update({path.name: self}))
     flags = COMMON | SCRIPT_CASES[case]
     rows = launch(fedac_art, tmp_path, f"--dataset={path}", *words(flags))
@@ -601,7 +604,7 @@ def test_equal_weights_are_the_base_bit_for_bit_but_not_of_group_means(
 
 
 def test_sweeps_train_the_base_once_and_show_it_in_every_setting(tmp_path, path, monkeypatch):
-    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+    monkeypatch.setattr(report, "plot", draw_nothing)
     flags = ["--dataset", path, "--w-small", "1", "0", "--rounds", "1"]
     folder = tmp_path / "run"
     rows = launch(fedac_art, folder, *words(QUICK), *flags)
@@ -782,7 +785,7 @@ class Text(nn.Sequential):
 
 
 def test_hidden_vectors_of_somebodys_own_net_are_its_logits(tmp_path):
-    """Two nets, more images than fit at once, against torch's own layers."""
+    """Two nets, more images than pass at once, against the layers by hand."""
     (tmp_path / "mine.py").write_text(OWN_NET)
     data = few_digits(1100)
     model = build_model(f"{tmp_path}/mine.py:Net", data, dtype=torch.float64)
@@ -933,7 +936,7 @@ def test_a_net_without_head_and_a_text_are_refused_before_anything_is_written(tm
     np.savez(tmp_path / "text.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     out = ["--out", str(tmp_path / "out")]
     head = ["--projection", "--model", f"{tmp_path}/mine.py:Net"]
-    assert "a head" in refuse(fedac_art, [*head, *out], capsys)
+    assert "projection head" in refuse(fedac_art, [*head, *out], capsys)
     text = ["--dataset", f"{tmp_path}/text.npz", "--model", f"{tmp_path}/mine.py:Text"]
     text += ["--clients", "2", "--clients-per-round", "2"]
     assert "clusters images" in refuse(fedac_art, [*text, *out], capsys)
