@@ -1049,7 +1049,7 @@ def test_no_orphan_outlives_its_parent(work):
     running = started(work, "--jobs=2")
     assert len(family(running.pid)) >= 3
     running.kill()
-    running.communicate()
+    running.wait()
     wait_for(lambda: family(running.pid) == [], 5)
     half = work / "r" / "checkpoints" / "a-0-trial0.1.tmp"
     half.write_text("half written")
