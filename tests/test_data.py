@@ -302,6 +302,14 @@ def test_malformed_image_folder(tmp_path, damage):
         assert "cat/0.png" in str(error.value)
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_image_of_16_bits_says_so(split, tmp_path):
+    write_tree(tmp_path)
+    sixteen_bits(tmp_path, tmp_path / split / "cat" / "0.png")
+    with pytest.raises(UsageError, match=f"{split}/cat/0.png: [^\n]*more than 8 bits"):
+        data.load_data(str(tmp_path))
+
+
 # ------------------------------------------------------------------------------------ Shakespeare
 
 
