@@ -396,7 +396,8 @@ def plot(df, folder) -> None:
     table.to_csv(folder / "consistency.csv")
     means = table.groupby("setting", sort=False).mean().round(3)
     print(f"\nstd of the expert's loss inside clients, and between their means\n{means}")
-    report.curves(df, folder / "difficulty.png", "expert_loss")
+    label = "expert's loss of the round's clients, nats"
+    report.curves(df.rename(columns={"expert_loss": label}), folder / "difficulty.png", label)
 
 
 PAPER = "--dataset cifar10 --clients 100 --clients-per-round 10 --rounds 100 --epochs 10"
