@@ -231,6 +231,7 @@ def draw(settings: dict, folder) -> None:
         axis.set_title(f"{when} Algorithm 2\n{consistency}")
         axis.set_xlabel("client")
     axes[0].set_ylabel("expert's loss (nats), mean +- std")
+    figure.suptitle(f"{run.config.dataset}, first trial")
     figure.savefig(folder / "clients.png", dpi=150)
     pyplot.close(figure)
 
