@@ -22,7 +22,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import ordinary
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -30,6 +29,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+import ordinary  # noqa: E402
+
 import data  # noqa: E402
 import training  # noqa: E402
 from nets import build_model  # noqa: E402

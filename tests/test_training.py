@@ -327,6 +327,20 @@ def test_dropout_follows_each_clients_seed(name):
         assert torch.equal(again.thetas[0], update.thetas[0]) == is_equal
 
 
+def test_stacked_clients_share_the_first_ones_seed():
+    data = ordinary.random_images(32, 3)
+    model = build_model("alexnet", data, dtype=DOUBLE, width=8)
+    batches = ordinary.draw_schedules(data, (4, 4), 2)
+    theta = model.init(0)
+
+    def thetas(*seeds):
+        local = Local(0.05, seeds=seeds)
+        return train_all(model, theta, data, batches, local, chunk=2).thetas
+
+    assert torch.equal(thetas(5, 6), thetas(5, 7))
+    assert not torch.equal(thetas(5, 6), thetas(6, 6))
+
+
 # ---------------------------------------------------------------------- clients together, apart
 
 
