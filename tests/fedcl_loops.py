@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import ordinary
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -22,7 +23,8 @@ from results.fedcl_fgn import selection
 COMMAND = (
     "--dtype float64 --trials 1 --clients 6 --clients-per-round 2 --alpha 0.6 --min-size 8 "
     "--epochs 2 --batch-size 5 --lr 0.03 --momentum 0.7 --weight-decay 0.02 --lr-decay 0.8 "
-    "--eval-every 2 --rounds 5 --seed 5 --delta 0.05 --mu 0.3 --jobs 1"
+    "--eval-every 2 --rounds 5 --seed 5 --delta 0.05 --mu 0.3 --jobs 1 "
+    "--device-spread 0.5"
 )
 FLAGS = COMMAND.split()
 
@@ -55,6 +57,19 @@ def load_state(folder: Path, method: str) -> dict:
         if content["rows"][0]["method"] == method:
             return content["state"]
     raise LookupError(method)
+
+
+def assert_same_rows(rows: list[dict], expected: list[dict]) -> None:
+    """metrics.csv against a run of loops; the clock is a sum of numbers rounded to 1e-6."""
+    assert len(rows) == len(expected)
+    for row, wanted in zip(rows, expected, strict=True):
+        cells = {}
+        for column in row.keys() - {"setting", "method", "trial", "seconds"}:
+            if row[column]:
+                cells[column] = float(row[column])
+        assert cells.pop("clock") == pytest.approx(wanted["clock"], abs=1e-5)
+        wanted = {column: value for column, value in wanted.items() if column != "clock"}
+        assert cells == pytest.approx(wanted, rel=1e-9, abs=1e-9)
 
 
 class Loops:
@@ -226,6 +241,9 @@ class Loops:
     def eta(self, t):
         return self.config.lr * self.config.lr_decay**t
 
+    def in_fgn(self, eta):
+        return eta
+
     def is_over(self, t):
         return t == self.config.rounds
 
@@ -248,14 +266,13 @@ class Loops:
         norms = {}
         losses = {}
         lengths = {}
-        samples = 0
+        samples = {}
         for m in p:
-            sent[m], norms[m], losses[m], lengths[m], processed = self.train(t, m, eta)
-            samples += processed
+            sent[m], norms[m], losses[m], lengths[m], samples[m] = self.train(t, m, eta)
             if c.fgn == "per_sample":
                 norms[m] = self.norm(t, m)
         row = {"round": t + 1, "clients": len(p), "train_loss": np.mean([*losses.values()])}
-        row["fgn"] = sum(p[m] * eta * norms[m] for m in p)
+        row["fgn"] = sum(p[m] * self.in_fgn(eta) * norms[m] for m in p)
         if c.arm == "cl":
             if c.detector == "fim":
                 row["fim"] = sum(p[m] * self.trace(t, m) for m in p)
@@ -264,10 +281,22 @@ class Loops:
         before = self.rows[-1] if self.rows else {}
         megabytes = len(p) * len(self.theta) * 8 / 1e6
         row["uploads"] = before.get("uploads", 0) + len(p)
-        row["samples"] = before.get("samples", 0) + samples
+        row["samples"] = before.get("samples", 0) + sum(samples.values())
         row["received_mb"] = before.get("received_mb", 0) + megabytes
         row["sent_mb"] = before.get("sent_mb", 0) + megabytes
+        seconds = self.seconds(samples, 2 * megabytes / len(p))
+        row["clock"] = before.get("clock", 0) + max(seconds)
+        row["waiting"] = 1 - np.mean(seconds) / max(seconds)
         return row
+
+    def seconds(self, samples, megabytes):
+        """Simulated, of {client: samples} that receive and send so many megabytes."""
+        normal = self.streams("devices").standard_normal((2, self.M))
+        slowness, bandwidth = np.exp(self.config.device_spread * normal)
+        found = []
+        for m, count in samples.items():
+            found.append(0.01 * count * slowness[m] + megabytes / bandwidth[m])
+        return found
 
     def test(self):
         logits = self.net(self.theta)(ordinary.normalise(self.data, self.data.x_test)).detach()
@@ -348,6 +377,9 @@ class StudyLoops(Loops):
         if self.config.budget:
             t = self.spent() / self.config.clients_per_round
         return super().eta(t)
+
+    def in_fgn(self, eta):
+        return eta if self.config.fgn_lr else 1
 
     def is_over(self, t):
         if self.config.budget:

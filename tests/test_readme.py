@@ -134,8 +134,8 @@ def test_flags_on_a_page_exist(script):
     known = {"preset", "list-presets", "help"}
     for path in [ROOT / f"{script}.py", *ROOT.glob(f"results/{script}/*.py")]:
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        fields = importlib.import_module(name).Config.__dataclass_fields__
-        known.update(field.replace("_", "-") for field in fields)
+        config = getattr(importlib.import_module(name), "Config", experiment.Config)
+        known.update(field.replace("_", "-") for field in config.__dataclass_fields__)
     for flag in set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", page(script))):
         assert flag in known or flag.removeprefix("no-") in known, flag
 
