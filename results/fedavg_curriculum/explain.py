@@ -100,7 +100,7 @@ def dissimilarity(fl: common.Federation, theta: torch.Tensor, samples: list, see
 
 
 FMNIST = "--order curriculum anti vanilla --dataset fmnist --clients 100 --epochs 2"
-PRESETS = {
+PRESETS = paper.PRESETS | {
     "dissimilarity": f"{FMNIST} --rounds 20 --trials 3  # Section 3.3",
 }
 

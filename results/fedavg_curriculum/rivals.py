@@ -161,7 +161,7 @@ def calibrated_loss(out: training.Output) -> torch.Tensor:
 
 
 SHORT = f"{paper.CIFAR10} --rounds 40 --epochs 5 --trials 5 --lr 0.01 --lr-power 0"
-PRESETS = {
+PRESETS = paper.PRESETS | {
     "rivals": f"{SHORT} --alpha 0.05 0.9  # easy first, against other choices of samples",
 }
 

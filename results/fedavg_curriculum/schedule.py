@@ -20,6 +20,7 @@ from results.fedavg_curriculum import exposure
 
 N = 500
 DIFFICULTY = -np.log1p(-np.arange(N) / N)  # exponential: few samples are hard
+Config = exposure.Config
 PRESETS = {
     "fig9": "--order curriculum anti random vanilla --epochs 10  # g, and what a client sees",
 }
@@ -91,7 +92,7 @@ def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        configs, _ = experiment.parse(exposure.Config, PRESETS, __doc__, argv)
+        configs, _ = experiment.parse(Config, PRESETS, __doc__, argv)
         draw_schedule(configs, Path(configs[0].out or "results/fedavg_curriculum"))
     except UsageError as error:
         experiment.stop(2, f"error: {error}")
