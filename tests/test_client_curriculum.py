@@ -114,8 +114,9 @@ class Literal:
         theta_0 = self.model.init(self.streams.seed("central init"))
         self.expert, _ = self.sgd(theta_0, self.central(), itertools.repeat(self.c.lr))
         self.loss = self.losses(self.expert, range(len(self.y)))
-        everything = range(len(self.y))
-        self.before = [[i for i in everything if arrays["owner"][i] == m] for m in range(6)]
+        self.before = [[] for _ in range(6)]
+        for i, m in enumerate(arrays["owner"]):
+            self.before[m].append(i)
         self.shards = self.deal()
 
     def logits(self, theta, x):
@@ -168,7 +169,9 @@ class Literal:
         for c in sorted(set(label)):
             pi_c = [i for i in range(len(label)) if label[i] == c]
             pi_c.sort(key=lambda i: self.loss[i])
-            counts = [sum(label[i] == c for i in shard) for shard in self.before]
+            counts = []
+            for shard in self.before:
+                counts.append(sum(label[i] == c for i in shard))
             offset = 0
             left = set(pi_c)
             for m, n in enumerate(counts):
@@ -217,7 +220,8 @@ class Literal:
         keys = None
         if order in ("curriculum", "anti"):
             keys = self.loss[shard] if self.c.score == "E" else self.losses(theta, shard)
-            keys = [-key if order == "anti" else key for key in keys]
+            if order == "anti":
+                keys = -keys
         ordered = self.ordered(shard, keys, self.streams("ties", t, m))
         rng = self.streams("batches", t, m)
         queue = []
@@ -236,8 +240,8 @@ class Literal:
         """What ranks client m, smallest first."""
         shard = self.shards[m]
         if order == "entropy":
-            counts = [sum(self.labels[i] == c for i in shard) for c in range(5)]
-            shares = [count / len(shard) for count in counts if count]
+            labels = [self.labels[i] for i in shard]
+            shares = [labels.count(c) / len(shard) for c in set(labels)]
             return sum(p * math.log(p) for p in shares)
         if order == "hics":
             return -self.estimate[m]
@@ -296,10 +300,10 @@ class Literal:
     def run(self, client_order, data_order) -> tuple[list[dict], torch.Tensor]:
         """The rows of metrics.csv and the last weights of one arm."""
         theta = self.model.init(self.streams.seed("init"))
-        P = self.model.size
         ranks = client_order in ("curriculum", "anti", "power-of-choice")
         self.queue = []
         self.u = 0
+        self.samples = 0
         self.pool = 6
         self.count = [0] * 6
         self.estimate = [math.inf] * 6
@@ -310,51 +314,56 @@ class Literal:
             self.scalars = 6 * ranks
         if client_order == "entropy":
             self.scalars = 6
-        inside, between = self.consistency()
-        samples = 0
         rows = []
         for t in range(self.c.rounds):
             before = self.downloads if t else 0
             clients = self.select(t, client_order, theta)
-            nets = []
-            traces = []
-            for m in clients:
-                batches = self.batches(m, t, theta, data_order)
-                steps = range(len(batches))
-                rates = [self.c.lr * (1 + self.c.lr_alpha * i) ** -self.c.lr_power for i in steps]
-                net, trace = self.sgd(theta, batches, rates, self.c.mu)
-                nets.append(net)
-                traces.append(sum(trace) / len(trace))
-                samples += sum(map(len, batches))
-                if not self.count[m]:
-                    delta_b = (net - theta)[-5:].tolist()
-                    self.estimate[m] = self.estimate_entropy(delta_b, rates)
-                self.count[m] += 1
-            sizes = [len(self.shards[m]) for m in clients]
-            theta = sum(n / sum(sizes) * net for n, net in zip(sizes, nets, strict=True))
-            self.u += len(clients)
-            hits = self.logits(theta, self.x_test).argmax(1) == self.y_test
-            means = [self.loss[self.shards[m]].mean() for m in clients]
-            rows.append(
-                {
-                    "round": t + 1,
-                    "trial": 0,
-                    "clients": len(clients),
-                    "uploads": self.u,
-                    "samples": samples,
-                    "received_mb": (self.u + self.downloads) * P * 8 / 1e6,
-                    "sent_mb": (self.u * P + self.scalars) * 8 / 1e6,
-                    "scorers": self.downloads - before,
-                    "pool": self.pool,
-                    "expert_loss": np.mean(means),
-                    "inside": inside,
-                    "between": between,
-                    "train_loss": np.mean(traces),
-                    "accuracy": 100 * float(hits.double().mean()),
-                    "loss": float(self.cross_entropies(theta, self.x_test, self.y_test).mean()),
-                }
-            )
+            theta, losses = self.train(t, clients, theta, data_order)
+            counts = {"round": t + 1, "scorers": self.downloads - before}
+            rows.append(counts | self.row(clients, theta, losses))
         return rows, theta
+
+    def train(self, t, clients, theta, order) -> tuple:
+        """The next theta, and each client's mean training loss."""
+        nets = []
+        losses = []
+        for m in clients:
+            batches = self.batches(m, t, theta, order)
+            steps = range(len(batches))
+            rates = [self.c.lr * (1 + self.c.lr_alpha * i) ** -self.c.lr_power for i in steps]
+            net, trace = self.sgd(theta, batches, rates, self.c.mu)
+            nets.append(net)
+            losses.append(sum(trace) / len(trace))
+            self.samples += sum(map(len, batches))
+            if not self.count[m]:
+                self.estimate[m] = self.estimate_entropy((net - theta)[-5:].tolist(), rates)
+            self.count[m] += 1
+        self.u += len(clients)
+        sizes = [len(self.shards[m]) for m in clients]
+        theta = sum(n / sum(sizes) * net for n, net in zip(sizes, nets, strict=True))
+        return theta, losses
+
+    def row(self, clients, theta, losses) -> dict:
+        """What metrics.csv has of a round."""
+        P = self.model.size
+        hits = self.logits(theta, self.x_test).argmax(1) == self.y_test
+        means = [self.loss[self.shards[m]].mean() for m in clients]
+        inside, between = self.consistency()
+        return {
+            "trial": 0,
+            "clients": len(clients),
+            "uploads": self.u,
+            "samples": self.samples,
+            "received_mb": (self.u + self.downloads) * P * 8 / 1e6,
+            "sent_mb": (self.u * P + self.scalars) * 8 / 1e6,
+            "pool": self.pool,
+            "expert_loss": np.mean(means),
+            "inside": inside,
+            "between": between,
+            "train_loss": np.mean(losses),
+            "accuracy": 100 * float(hits.double().mean()),
+            "loss": float(self.cross_entropies(theta, self.x_test, self.y_test).mean()),
+        }
 
 
 LITERAL = {
@@ -438,7 +447,7 @@ def test_whole_runs_against_the_transcript(file, setting, tmp_path):
         assert set(rows[0]) - set(wanted[0]) == others, orders
         for row, by_hand in zip(rows, wanted, strict=True):
             got = {name: row[name] for name in by_hand}
-            assert got == pytest.approx(by_hand, rel=1e-9, abs=1e-6), orders
+            assert got == pytest.approx(by_hand, rel=1e-9), orders
         assert (state["theta"] - theta).abs().max() < 1e-9, orders
 
 
@@ -1046,7 +1055,10 @@ def test_with_b_1_all_sixteen_arms_are_one_program(file, tmp_path):
         orders = {"client_order": client, "data_order": data}
         config = small(file, client_b=1.0, pacing_b=1.0, **orders)
         rows, state = trained(config, tmp_path)
-        bare.append([{key: row[key] for key in row if key not in costs} for row in rows])
+        for row in rows:
+            for column in costs:
+                row.pop(column)
+        bare.append(rows)
         thetas.append(state["theta"])
     assert all(rows == bare[0] for rows in bare)
     assert all(torch.equal(theta, thetas[0]) for theta in thetas)
