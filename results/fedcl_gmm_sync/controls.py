@@ -16,7 +16,6 @@ Spearman's, of the difficulty that the generator is told and the one that the gl
 import functools
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -58,9 +57,7 @@ class Config(paper.Config):
     phase_quorum: float = flag(
         1.0, "share of frozen clients that ends a phase", above=0, high=1, when=has_phases
     )
-    generator_hidden: int = flag(
-        256, "width of the generator", low=1, high=65536, when=has_generator
-    )
+    generator_hidden: int = flag(256, "width of the generator", low=1, when=has_generator)
 
     def reads_rounds(self) -> bool:
         return has_phases(self)
@@ -85,7 +82,7 @@ def federate(config: Config, fl: paper.Users, run: experiment.Run) -> None:
     method = config.method
     config = method_of_paper(config)
     if config.method != "fedcl":
-        paper.federate_method(config, fl, run)
+        paper.federate(config, fl, run)
         return
 
     state = fl.start() | paper.begin()
@@ -128,15 +125,6 @@ def rank_correlation(config, fl: common.Federation, state: dict, t: int) -> floa
     return 0.0 if math.isnan(rho) else float(rho)
 
 
-def plot(df, folder: Path) -> None:
-    """What fedcl_gmm_sync.py prints and draws; results.csv with the mean rank correlation."""
-    paper.plot(df, folder)
-    if "rank_correlation" in df:
-        means = df.groupby(["setting", "method", "trial"]).rank_correlation.mean()
-        table = paper.outcomes(df).merge(means.reset_index())
-        table.to_csv(folder / "results.csv", index=False)
-
-
 VARIANTS = "--method fedcl fedcl-fresh fedcl-nofreeze fedgen-e"
 PRESETS = {  # those of the paper, for FedCL's variants and their control
     name: f"{line.partition(' #')[0].replace(' --method fedcl', '')} {VARIANTS}"
@@ -146,7 +134,7 @@ PRESETS = {  # those of the paper, for FedCL's variants and their control
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": federate, "plot": plot}
+    hooks = {"federate": federate, "plot": paper.plot}
     experiment.main(Config, PRESETS, __doc__, argv, compare=("method",), **hooks)
 
 
