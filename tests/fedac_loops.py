@@ -185,7 +185,8 @@ class Loops:
         size = self.sizes(clusters)
         result = set()
         for samples in self.groups(scope):
-            T = sorted(size[i] for i in samples)[int(self.f.quantile * len(samples))]
+            ordered = sorted(size[i] for i in samples)
+            T = ordered[int(self.f.quantile * len(samples))]
             result |= {i for i in samples if size[i] < T}  # Eq. 5
         return result
 
@@ -216,16 +217,21 @@ class Loops:
         f = self.f
         if f.arm == "base":
             return [1.0] * len(batch)
+        alpha = f.w_small
+        beta = f.w_large
+        weights = []
         if f.reduction == "sample":
-            total = sum(f.w_small if i in self.P1 else f.w_large for i in shard)
-            share = len(shard) / total
-            return [(f.w_small if i in self.P1 else f.w_large) * share for i in batch]
-        small = sum(i in self.P1 for i in batch)
-        means = []
-        for i in batch:
-            mean = f.w_small / small if i in self.P1 else f.w_large / (len(batch) - small)
-            means.append(mean * len(batch) / (f.w_small + f.w_large))
-        return means
+            small = len(self.P1 & set(shard))
+            total = alpha * small + beta * (len(shard) - small)
+            for i in batch:
+                weight = alpha if i in self.P1 else beta
+                weights.append(weight * len(shard) / total)
+        else:
+            small = len(self.P1 & set(batch))
+            for i in batch:
+                mean = alpha / small if i in self.P1 else beta / (len(batch) - small)
+                weights.append(mean * len(batch) / (alpha + beta))
+        return weights
 
     def train(self, start, theta_g, m, t, epochs, purpose="batches", plain=False):
         """Client m's SGD from `start`, step by step: its weights (P,)."""
@@ -249,9 +255,8 @@ class Loops:
                 batch = order[b : b + f.batch_size]
                 x = self.a.x_train[batch]
                 if f.augment != "none" and not plain:
-                    places = range(len(batch))
-                    moves = [(shift[step, j], flip[step, j], angle[step, j]) for j in places]
-                    x = np.stack([move(x[j], *moves[j]) for j in places])
+                    moves = zip(x, shift[step], flip[step], angle[step], strict=False)
+                    x = np.stack([move(*each) for each in moves])
                 theta = w.clone().requires_grad_()
                 loss = self.loss(theta, theta_g, self.normalise(x), batch, m, plain)
                 g = torch.autograd.grad(loss, theta)[0] + f.weight_decay * w
@@ -308,15 +313,18 @@ class Loops:
             sums["samples"] += epochs * samples
             row = {"setting": "", "method": f.arm, "round": t + 1, "clients": len(clients)} | sums
             row["train_loss"] = np.mean([self.train_loss[m] for m in clients])
-            nets = [self.nets[m] for m in range(6)] if f.base == "solo" else [theta]
+            nets = [theta]
+            if f.base == "solo":
+                nets = [self.nets[m] for m in range(6)]
             is_last = t + 1 == f.rounds
             if (t + 1) % f.eval_every == 0 or is_last:
                 row |= self.test(nets)
             if is_last:
                 self.look(clients, local)
-            if self.study:
-                row |= self.measure_clusters() if t == 0 else {}
-                row |= self.measure_nets(nets) if is_last else {}
+            if self.study and t == 0:
+                row |= self.measure_clusters()
+            if self.study and is_last:
+                row |= self.measure_nets(nets)
             self.rows.append(row)
         return theta
 
@@ -346,8 +354,8 @@ class Loops:
         second = self.small(self.clusters[1], f.scope)
         chance = 0
         for samples in self.groups(f.scope):
-            p = sum(i in first for i in samples) / len(samples)
-            q = sum(i in second for i in samples) / len(samples)
+            p = len(first & set(samples)) / len(samples)
+            q = len(second & set(samples)) / len(samples)
             chance += len(samples) / n * (p * q + (1 - p) * (1 - q))
         whole = [set(cell) <= self.P1 for cell in self.groups("class")]
         return {
@@ -356,7 +364,7 @@ class Loops:
             "small_by_client": len(self.small(self.clusters[0], "client")) / n,
             "small_by_class": len(self.small(self.clusters[0], "class")) / n,
             "whole_cells": np.mean(whole),
-            "agreement": sum((i in first) == (i in second) for i in range(n)) / n,
+            "agreement": 1 - len(first ^ second) / n,
             "chance": chance,
             "noisy_small": np.mean([self.wrong[i] for i in first]),
             "noisy_large": np.mean([self.wrong[i] for i in range(n) if i not in first]),
