@@ -143,9 +143,8 @@ def split_thresholds(text: str) -> list[float]:
     try:
         S = [float(word) for word in text.split(",")]
     except ValueError:
-        S = [math.nan]
-    steps = np.diff([1, *S, 0])
-    if not (steps < 0).all():
+        S = [1.0]
+    if not (np.diff([1, *S, 0]) < 0).all():
         raise UsageError(f"--thresholds {text}: must fall from phase to phase within (0, 1)")
     return S
 
@@ -189,8 +188,7 @@ def begin() -> dict:
         "mixtures": {},  # D_k: alpha, mu, sigma^2 of each client that has trained
         "pool": [],  # N, sorted: the distribution beta
         "label_counts": {},  # c_k (C,)
-        "generator": None,  # of the generator: its weights, and Adam's moments
-        "adam": None,
+        "generator": None,  # G's weights; with "adam", Adam's moments, once it has learnt
     }
 
 
@@ -282,8 +280,8 @@ def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]
     """D_k of each client: the mixture of the scores that its own net gives to all its samples."""
     clients = update.clients
     shards = [fl.shards[m] for m in clients]
-    one_by_one = config.chunk or 1  # shards are of unlike sizes, and padding them costs more
-    scored = common.score(fl.model, update.thetas, fl.data, shards, one_by_one)
+    # one net at a time: shards are of unlike sizes, and padding them costs more
+    scored = common.score(fl.model, update.thetas, fl.data, shards, chunk=1)
     mixtures = {}
     for m, (losses, _) in zip(clients, scored, strict=True):
         scores = difficulty(torch.as_tensor(losses), config.tau, config.lam).numpy()
@@ -449,7 +447,7 @@ def teach(config, fl, state: dict, t: int) -> dict:
     head = fl.model.bind(state["theta"][None]).head
     G = build_generator(config, fl, state).train()
     adam = torch.optim.Adam(G.parameters(), weight_decay=1e-2)
-    if state["adam"]:
+    if state["generator"]:
         adam.load_state_dict(state["adam"])
     adam.param_groups[0]["lr"] = TEACHING_LR * 0.98**t
     shape = (TEACHING_STEPS, TEACHING_BATCH)
@@ -484,7 +482,6 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
         if state["logits"]:
             Q = torch.stack(list(state["logits"].values())).nanmean(0)
             penalty = functools.partial(distillation, config.distill, Q)
-        theta = state["theta"]
         update = fl.train(state, t, clients, batches, lr=config.lr, penalty=penalty)
 
         columns = {}
@@ -494,7 +491,7 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
             columns = fl.cost(update, received, sent=numbers)
             state["logits"] |= mean_logits(config, fl, update)
         if config.method == "fedensemble":  # who did not train has what was sent
-            state["users"] = torch.cat([update.thetas, theta[None]])
+            state["users"] = torch.cat([update.thetas, state["theta"][None]])
         if config.method == "feddistill":
             state["theta"] = fl.aggregate(state, update)  # keeps each user's own net
         else:
@@ -611,8 +608,9 @@ PRESETS = {  # command lines
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": federate, "plot": plot}
-    experiment.main(Config, PRESETS, __doc__, argv, compare=("method",), **hooks)
+    experiment.main(
+        Config, PRESETS, __doc__, argv, federate=federate, compare=("method",), plot=plot
+    )
 
 
 if __name__ == "__main__":
