@@ -50,6 +50,7 @@ def make_config(**changes) -> SimpleNamespace:
         "server_lr": 0.0,
         "per_client": False,
         "hold_out": 0.0,
+        "device_spread": 0.0,
     }
     return SimpleNamespace(**(flags | changes))
 
@@ -668,10 +669,13 @@ def test_hold_out_tests_on_a_share_of_each_clients_samples():
     held = [images[image.numpy().tobytes()] for image in fl.data.x_test]
     assert len(held) == 20
     assert torch.equal(fl.data.y_test, data.y_train[held])
+    places = set()
     for m in range(4):
         left = set(whole.shards[m]) - set(fl.shards[m])
         assert left == set(held[5 * m : 5 * m + 5])
         assert set(fl.shards[m]) < set(whole.shards[m])
+        places.add(tuple(np.flatnonzero(np.isin(whole.shards[m], fl.shards[m]))))
+    assert len(places) == 4  # each client draws by itself
     assert np.array_equal(fl.labels, whole.labels)
     expected = normalise(data, fl.data.x_test)
     shown = fl.data.images("test", DOUBLE).permute(0, 3, 1, 2)
@@ -701,16 +705,12 @@ def test_cost_in_bytes(base, dtype):
     update = fl.train(state, 0, clients, batches)
     number = state["theta"].element_size()
     nets = 3 * state["theta"].numel() * number * {"scaffold": 2, "solo": 0}.get(base, 1)
-    assert fl.cost(update) == {
-        "samples": 20,
-        "received_mb": pytest.approx(nets / 1e6, rel=1e-12),
-        "sent_mb": pytest.approx(nets / 1e6, rel=1e-12),
-    }
-    assert fl.cost(update, received=1000, sent=500) == {
-        "samples": 20,
-        "received_mb": pytest.approx((nets + 1000 * number) / 1e6, rel=1e-12),
-        "sent_mb": pytest.approx((nets + 500 * number) / 1e6, rel=1e-12),
-    }
+    for received, sent in ((0, 0), (1000, 500)):
+        cost = fl.cost(update, received, sent)
+        assert cost["samples"] == 20
+        expected = (nets + received * number) / 1e6
+        assert cost["received_mb"] == pytest.approx(expected, rel=1e-12)
+        assert cost["sent_mb"] == pytest.approx((nets + sent * number) / 1e6, rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -917,6 +917,13 @@ def test_per_client_accuracy_equals_brute_force():
     assert columns["own_mean"] == pytest.approx(own.mean(), rel=1e-9)
     assert columns["own_worst_tenth"] == pytest.approx(own[:2].mean(), rel=1e-9)
     assert columns["own_std"] == pytest.approx(own.std(), rel=1e-9)
+    guesses = common.predict(fl.model, state["theta"], data.images("test", DOUBLE), np.arange(90))
+    hits = (guesses.argmax(1) == data.y_test).numpy()
+    asked = []
+    for shard in fl.shards:
+        held = np.isin(data.y_test.numpy(), data.y_train[shard].numpy())
+        asked.extend(hits[held])
+    assert columns["own_pooled"] == pytest.approx(100 * np.mean(asked))
     fl.config.per_client = False
     assert fl.test(state) == {"accuracy": columns["accuracy"], "loss": columns["loss"]}
 
