@@ -189,11 +189,13 @@ def fuzzy_art(
     x is uint8 (255 stands for 1; exact in integers with beta 1), or floats in [0, 1]. Returns the
     cluster of each row (n,), numbered by age, and the clusters' templates w (J, 2d) in x's units.
     """
-    one = 255 if x.dtype == np.uint8 else 1.0
+    one = 255
     if x.dtype != np.uint8:
+        one = 1.0
         x = x.astype(np.float64)
-        if not (np.all(x >= 0) and np.all(x <= 1)):
-            raise ValueError("fuzzy_art wants uint8, or floats in [0, 1]")
+        if x.size and not 0 <= x.min() <= x.max() <= 1:
+            limits = f"from {x.min():g} to {x.max():g}"
+            raise ValueError(f"fuzzy_art: x is {limits}; wanted floats in [0, 1], or uint8")
     d = x.shape[1]
     clusters = np.empty(len(x), dtype=int)
     w = np.empty((4, 2 * d), x.dtype if beta == 1 else np.float64)  # with room for 4 clusters
