@@ -355,7 +355,7 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
 
 
 def falling_lr(config: Config, steps: int) -> np.ndarray:
-    """eta_i = eta (1 + alpha i)^-p at each local step i, (steps,), the same in every round."""
+    """eta_i = eta (1 + alpha i)^-p at each local step i, (steps,): every client begins at eta_0."""
     i = np.arange(steps)
     return config.lr * (1 + config.lr_alpha * i) ** -config.lr_power
 

@@ -1048,7 +1048,7 @@ def test_stratify_keeps_class_counts_and_its_absence_only_sizes(file, tmp_path):
 
 
 def test_with_b_1_all_sixteen_arms_are_one_program(file, tmp_path):
-    costs = ("scorers", "received_mb", "sent_mb")
+    costs = ("scorers", "received_mb", "sent_mb", "clock", "waiting")
     bare = []
     thetas = []
     for client, data in itertools.product(ORDERS, ORDERS):
