@@ -331,12 +331,15 @@ def literal(config, method, trial=0):
     last_nets = {}
     rows = []
     total = {"uploads": 0, "samples": 0, "received_mb": 0.0, "sent_mb": 0.0}
+    total["clock"] = 0.0
     for t in range(config.rounds):
         everyone = streams("select", t).permutation(config.clients)
         clients = sorted(everyone[: config.clients_per_round].tolist())
         nets = []
         lengths = []
         losses = []
+        seconds = []  # of devices that are all alike
+        megabytes = vectors * len(server.theta) * 8 / 1e6  # float64
         for m in clients:
             net, loss, batches = literal_client(
                 config, server, shards[m], x, y, streams, t, m, last_nets.get(m), expert
@@ -344,16 +347,21 @@ def literal(config, method, trial=0):
             nets.append(net)
             losses.append(loss)
             lengths.append(travelled(config, len(batches)))
-            total["samples"] += sum(map(len, batches))
+            samples = sum(map(len, batches))
+            total["samples"] += samples
+            travelling = 2 * megabytes / common.MEGABYTES_A_SECOND
+            seconds.append(samples * common.SECONDS_A_SAMPLE + travelling)
         held = sum(len(shards[m]) for m in clients)
         p = [len(shards[m]) / held for m in clients]
         last_nets.update(zip(clients, nets, strict=True))
         server.update(clients, nets, p, lengths)
         total["uploads"] += len(clients)
         for way in ("received_mb", "sent_mb"):
-            total[way] += len(clients) * vectors * len(server.theta) * 8 / 1e6  # float64
+            total[way] += len(clients) * megabytes
+        total["clock"] += max(seconds)
         row = {"setting": "", "method": method, "trial": trial, "round": t + 1}
         row |= {"clients": len(clients), "train_loss": sum(losses) / len(losses)} | total
+        row["waiting"] = 1 - sum(seconds) / len(seconds) / max(seconds)
         if (t + 1) % config.eval_every == 0 or t + 1 == config.rounds:
             row |= literal_test(config, server, x_test, y_test)
         rows.append(row)
