@@ -1006,7 +1006,7 @@ def test_a_worker_that_dies_ends_the_command_in_one_line(work):
     _, errors = running.communicate(timeout=60)
     lines = [line for line in errors.splitlines() if "error: " in line]
     assert running.returncode == 5 and "Traceback" not in errors and len(lines) == 1, errors
-    assert "a process of --jobs is gone" in lines[0] and "--resume goes on in r" in lines[0]
+    assert "process pool" in lines[0] and "--resume goes on in r" in lines[0]
     wait_for(lambda: family(running.pid) == [], 5)
 
 
