@@ -746,7 +746,7 @@ def test_huge_scores_that_hardly_differ_give_one_gaussian(centre, spread):
 def test_scores_that_are_not_finite_stop_the_run(monkeypatch, bad):
     config, fl, _ = begun(tau=LOG_10)
     losses = [(np.ones(40), None), (np.array([*np.ones(39), bad]), None)]
-    monkeypatch.setattr(common, "score", lambda *_: losses)
+    monkeypatch.setattr(common, "score", lambda *_, **__: losses)
     update = SimpleNamespace(clients=np.array([2, 5]), thetas=None)
     with pytest.raises(common.NonFiniteError, match="round 3: .*client 5"):
         g.fit_mixtures(config, fl, 2, update)
