@@ -1005,7 +1005,8 @@ def test_features_of_a_dead_net_are_drawn_all_the_same(bad, tmp_path):
     }
     content = {"state": {"hidden": hidden}}
     run = SimpleNamespace(method="fedac", trial=0, load=lambda: content)
-    fedac_art.draw({"w_small=0.5 model=a/b": [run], "nothing trained": []}, tmp_path)
+    later = SimpleNamespace(method="fedac", trial=1, load=None)  # only the first trial is drawn
+    fedac_art.draw({"w_small=0.5 model=a/b": [run, later], "nothing trained": []}, tmp_path)
     assert (tmp_path / "tsne-w_small=0.5-model=a-b.png").stat().st_size > 1000
 
 
