@@ -492,6 +492,7 @@ BAD = {
     "another trial": lambda path: shutil.copy(checkpoints("r", "a")[1], path),
     "another torch": lambda path: tamper(path, lambda s: s["fingerprint"].update(torch="1.0")),
     "another dtype": lambda path: tamper(path, lambda s: s["fingerprint"].update(dtype="x")),
+    "a torch unknown": lambda path: tamper(path, lambda s: s["fingerprint"].pop("torch")),
     "a folder": lambda path: path.unlink() or path.mkdir(),
 }
 
