@@ -541,9 +541,8 @@ class Users(common.Federation):
         logits = common.predict_shards(self.model, nets, x, everything, self.config.chunk)
         if "users" not in state:
             return logits
-        M = self.config.clients
-        idle = M - len(nets)  # beside the last net, which they hold, too
-        return [(sum(logits) + idle * logits[-1]) / M]
+        M = self.config.clients  # who did not train holds the last net, which is counted once
+        return [(sum(logits) + (M - len(nets)) * logits[-1]) / M]
 
 
 # -------------------------------------------------------------------------------- the command line
@@ -551,7 +550,6 @@ class Users(common.Federation):
 
 def traffic(config, fl, state: dict, update: training.Update) -> dict:
     """The round's megabytes: beside nets G, p(y) and all mixtures down, c_k and D_k up."""
-    K = len(update.clients)
     C = fl.data.classes
     received = 0
     if state["generator"]:  # beta is drawn alike by all, from the mixtures and a seed
@@ -560,6 +558,7 @@ def traffic(config, fl, state: dict, update: training.Update) -> dict:
     sent = C
     if is_fedcl(config):
         sent += MIXTURE
+    K = len(update.clients)
     return fl.cost(update, K * received, K * sent)
 
 
@@ -567,12 +566,12 @@ def plot(df, folder: Path) -> None:
     """Prints Table III, table3.csv; phases.png."""
     table = rounds_to_fedavg(df)
     table.to_csv(folder / "table3.csv")
-    print(
-        f"\nto FedAvg's final accuracy\n{table.groupby(['setting', 'method'], sort=False).mean()}"
-    )
+    if len(table):
+        print("\nto FedAvg's final accuracy")
+        print(table.groupby(["setting", "method"], sort=False).mean())
     if "phase" in df:
-        phases = df.dropna(subset="phase")
-        report.curves(phases, folder / "phases.png", "phase", "frozen", "beta_T")
+        df = df.dropna(subset="phase")
+        report.curves(df, folder / "phases.png", "phase", "frozen", "beta_T")
 
 
 def rounds_to_fedavg(df):
@@ -580,8 +579,8 @@ def rounds_to_fedavg(df):
     trial = ["setting", "trial"]
     tested = df.dropna(subset="accuracy")
     goal = tested[tested.method == "fedavg"].groupby(trial).accuracy.last()
-    tested = tested.join(goal.rename("goal"), on=trial)
-    reached = tested[tested.accuracy >= tested.goal]
+    tested = tested.join(goal, on=trial, rsuffix="_goal")
+    reached = tested[tested.accuracy >= tested.accuracy_goal]
     return reached.groupby(report.RUN, sort=False)[["round", "uploads"]].first()
 
 

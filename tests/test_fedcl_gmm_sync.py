@@ -1058,7 +1058,9 @@ FEDCL = PHASES | {"tau", "lam", "generator_hidden"}
 def test_flags_that_a_method_reads(method, expected):
     assert flags_read(controls.Config(method=method)) == expected
     if method in g.METHODS:
-        assert flags_read(g.Config(method=method)) == expected
+        config = g.Config(method=method)
+        assert flags_read(config) == expected
+        assert config.reads_rounds() == (method == "fedcl")
     reads_rounds = controls.Config(method=method).reads_rounds()
     assert reads_rounds == (expected >= PHASES)
 
