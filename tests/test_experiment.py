@@ -435,11 +435,16 @@ def test_a_federation_is_built_once_a_run(work, monkeypatch):
     assert len(built) == 4 == len(set(built))
 
 
-def test_progress_counts_every_round_once(work):
-    for arm, flags in (("a", {}), ("short", {}), ("nan", {"trial": 1}), ("a", {"resume": True})):
+RUNS = [("a", {}), ("short", {}), ("nan", {"trial": 1})]
+
+
+@pytest.mark.parametrize(("arm", "flags"), RUNS)
+def test_progress_counts_every_round_once(work, arm, flags):
+    for resume in (False, True):
         seen = []
-        trained(a_run("r", arm, **flags), lambda rounds, accuracy: seen.append(rounds))  # noqa: B023
-        assert sum(seen) == 4, arm
+        run = a_run("r", arm, resume=resume, **flags)
+        experiment.train(run, lambda rounds, accuracy, seen=seen: seen.append(rounds))
+        assert sum(seen) == 4
 
 
 def test_cached_is_made_once_for_what_it_depends_on(work):
