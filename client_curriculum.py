@@ -3,15 +3,15 @@
 The client curriculum of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV
 2023), Section 4. Algorithm 2 deals the data so that some clients are easy and some are hard. The
 server ranks all M clients by their mean loss; the easiest g(u) are the pool, which takes part once,
-K clients a round. Then all are ranked anew. g grows from b M to M over the first a U of U client
+K clients a round; then all are ranked anew. g grows from b M to M over the first a U of U client
 updates. Within a client the data curriculum (Algorithm 1) may act as well: a 2x2 of methods.
 
 What differs from the paper, and why:
-- Algorithm 2 reads from exclusive offsets: the printed cumsum shifts every client by one block and
-  overruns the last. --f-ord may be 0, as in the paper's figures. The std of .01 that it prints for
-  IID clients needs --no-stratify.
-- Every round has K clients. Where the pool leaves fewer, they begin the next round and the next
-  pool fills it up. Left short, the paper's setting takes 109 rounds instead of 100.
+- In Algorithm 2 a client's block begins here where the one before it ends. The printed cumsum
+  begins it one block later, and so overruns the data. --f-ord may be 0, as in the paper's figures.
+  The paper's std of .01 for IID clients needs --no-stratify.
+- Every round has K clients. Where fewer of the pool are left, the next pool fills up their round.
+  With short rounds instead, the paper's setting would take 109 rounds, not 100.
 - All methods, vanilla too, run on the same partition, and `random` is a random order of clients.
 - Pacing functions are corrected. As printed (Table 5) linear, quadratic and root end at
   N + (N - 1) b, step at N + N b, and the exponential is N at once.
@@ -130,26 +130,26 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     """A client order (Section 4.2) around a data order (Algorithm 1)."""
     expert_losses = score_by_expert(config, fl, run)
     fl.shards = deal_by_difficulty(config, fl, expert_losses)  # Algorithm 2
-    means, stds = measure_difficulty(fl.shards, expert_losses)
+    means, stds = measure_difficulty(fl.shards, expert_losses)  # (M,), for metrics.csv only
     K = config.clients_per_round
     state = fl.start() | {"pool": 0, "queue": []}  # the pool's size, and who of it still waits
     for t in run.rounds(state):
-        is_used_up = len(state["queue"]) < K
-        if is_used_up:  # the pool: all clients are ranked anew
+        is_used_up = len(state["queue"]) < K  # the pool: too few of it wait for a round
+        if is_used_up:  # all clients are ranked anew
             losses = score_samples(
                 config, config.client_order, fl, state, fl.everyone, expert_losses
             )
-            L = np.array([of_client.mean() for of_client in losses])  # Eq. 1
+            L = np.array([of_client.mean() for of_client in losses])  # L_m: Eq. 1
             state["pool"] = pool_size(config, u=t * K)  # g(u) after u client updates
             state["queue"] = fill_queue(config, fl, state, t, L)
         clients = np.sort(state["queue"][:K])  # a mini-batch of clients
         state["queue"] = state["queue"][K:]
 
-        losses = score_samples(config, config.data_order, fl, state, clients, expert_losses)
+        difficulties = score_samples(config, config.data_order, fl, state, clients, expert_losses)
         batches = []
-        for m, difficulty in zip(clients, losses, strict=True):
+        for m, difficulty in zip(clients, difficulties, strict=True):
             batches.append(draw_batches(config, fl, t, m, difficulty))  # Algorithm 1
-        eta = falling_lr(config, steps=max(map(len, batches)))
+        eta = falling_lr(config, steps=max(map(len, batches)))  # enough for the largest client
         update = fl.train(state, t, clients, batches, lr=eta)
         p = fl.proportions(clients)
         state["theta"] = fl.aggregate(state, update, p)
@@ -168,7 +168,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 def score_by_expert(config: Config, fl: common.Federation, run: experiment.Run) -> np.ndarray:
     """The loss of every training sample (n,) under a net trained centrally (Section 4.3)."""
     expert = run.cached("expert", lambda: fl.train_centrally(config.expert_epochs), "expert_epochs")
-    everything = [np.arange(len(fl.labels))]
+    everything = [np.arange(len(fl.labels))]  # as one shard
     [(losses, _)] = common.score(fl.model, expert, fl.data, everything, config.chunk)
     if not np.isfinite(losses).all():
         raise common.NonFiniteError("the expert's loss is not finite, so it cannot rank samples")
@@ -297,7 +297,7 @@ def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
 
     It grows from b N to N in the first a T steps.
     """
-    x = 1.0  # how far it has come
+    x = 1.0  # the share of these steps that is over
     if step < a * T:
         x = step / (a * T)
     match family:
@@ -308,10 +308,10 @@ def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
         case "root":
             grown = math.sqrt(x)
         case "step":
-            grown = math.floor(x + 1e-9)
+            grown = math.floor(x + 1e-9)  # 0, and 1 at the end
         case "exponential":
             grown = math.expm1(10 * x) / math.expm1(10)
-    g = math.floor(N * b + N * (1 - b) * grown + 1e-9)  # 1e-9: 399, not 398.99...
+    g = math.floor(N * b + N * (1 - b) * grown + 1e-9)  # 1e-9: 398.99.. is 399
     return min(max(g, 1), N)
 
 
@@ -344,7 +344,7 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
         return self.steps
 
     def __iter__(self):
-        queue = np.empty(0, dtype=int)
+        queue = np.empty(0, dtype=int)  # what is left of the passes begun so far
         for step in range(self.steps):
             while len(queue) < self.batch_size:
                 admitted = self.easy_first[: max(1, self.pacing(step))]
@@ -363,8 +363,8 @@ def falling_lr(config: Config, steps: int) -> np.ndarray:
 def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tuple[int, int]:
     """How many nets clients receive in round t only to score them, and numbers they send back.
 
-    Under G all score theta whenever they are ranked (under base solo each has its net). The expert
-    is sent once, and its scores never change.
+    Under G all clients receive theta whenever they are ranked, unless the base sends none: solo's
+    clients have their own. The expert is sent once, and its scores never change.
     """
     nets = 0
     numbers = 0
@@ -376,7 +376,7 @@ def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tu
             numbers = config.clients
     elif ranks_clients and is_used_up:
         numbers = config.clients
-        if fl.base.vectors > 0:
+        if fl.base.vectors > 0:  # the base sends nets
             nets = config.clients
     return nets, numbers
 
@@ -410,7 +410,9 @@ CLIENTS = f"{NEITHER} --client-order curriculum anti random vanilla"
 SCORES_CLIENTS = f"{NEITHER} --client-order curriculum random --score G E"
 SCORES_DATA = f"{NEITHER} --data-order curriculum random --f-ord 0 --score G E"
 DEALT = f"{NEITHER} --rounds 1 --epochs 1 --f-ord 0 1"
-PRESETS = {  # command lines; of a flag given twice the last counts
+# Flags by the name of a figure. Of a flag given twice the last counts; after a # stands a remark
+# for --list-presets.
+PRESETS = {
     "consistency": f"{DEALT} {BETAS}  # std of the expert's loss inside clients",
     "consistency-iid": f"{DEALT} {IID}",
     "fig4": f"{DATA} {BETAS}  # data curriculum where clients are alike, and where they differ",
