@@ -1,0 +1,21 @@
+"""What a method costs in time, on devices of several spreads at once: for the studies clock.py.
+
+Training does not depend on how fast the devices are, so one run serves all spreads.
+"""
+
+SPREADS = (0.5, 1.5)  # standard deviations of log slowness and log bandwidth
+
+
+class Timed:
+    """To mix into a Federation: clock_0.5, waiting_0.5 .. of every round beside its cost."""
+
+    def cost(self, update, received: float = 0, sent: float = 0) -> dict[str, float]:
+        alike = self.devices
+        columns = super().cost(update, received, sent)
+        for spread in SPREADS:
+            self.devices = self.draw_devices(spread)
+            cost = super().cost(update, received, sent)
+            columns[f"clock_{spread}"] = cost["clock"]
+            columns[f"waiting_{spread}"] = cost["waiting"]
+        self.devices = alike
+        return columns

@@ -1,0 +1,41 @@
+"""python -m results.fedcl_fgn.clock --arm cl base --dataset fmnist --alpha 0.1
+
+Does FedCL's doubling pay in time, and do draws by size? The runs of selection.py, timed on devices
+of several spreads: columns clock_0.5, waiting_0.5, .. of each round (not summed).
+"""
+
+from dataclasses import dataclass
+
+import common
+import experiment
+from results.clock import Timed
+from results.fedcl_fgn import selection
+
+
+class Federation(Timed, common.Federation):
+    pass
+
+
+@dataclass
+class Config(selection.Config):
+    """The flags of selection.py."""
+
+    def federation(self, data, streams) -> Federation:
+        return Federation(self, data, streams)
+
+
+PRESETS = {
+    "doubling": "--arm cl base --budget 0 --rounds 60 --batch-size 16 --alpha 0.1 --eval-every 2",
+    "size": "--arm base longer --select uniform size --batch-size 16 --alpha 0.1 --eval-every 2",
+}
+
+
+def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
+    hooks = {"federate": selection.federate, "name": selection.name}
+    compare = ("arm", "detector", "select", "n")
+    experiment.main(Config, PRESETS, __doc__, argv, compare=compare, **hooks)
+
+
+if __name__ == "__main__":
+    main()

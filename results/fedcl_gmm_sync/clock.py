@@ -1,0 +1,36 @@
+"""python -m results.fedcl_gmm_sync.clock --method fedcl fedcl-fresh fedcl-nofreeze --dataset fmnist
+
+Do phases save waiting, as the title of the paper promises? The runs of controls.py, timed on
+devices of several spreads: columns clock_0.5, waiting_0.5, .. of each round (not summed).
+"""
+
+from dataclasses import dataclass
+
+import experiment
+import fedcl_gmm_sync as paper
+from results.clock import Timed
+from results.fedcl_gmm_sync import controls
+
+
+class Users(Timed, paper.Users):
+    pass
+
+
+@dataclass
+class Config(controls.Config):
+    """The flags of controls.py."""
+
+    def federation(self, data, streams) -> Users:
+        users = super().federation(data, streams)
+        users.__class__ = Users
+        return users
+
+
+def main(argv=None) -> None:
+    """The command line; `argv` stands in for it in tests."""
+    hooks = {"federate": controls.federate, "compare": ("method",)}
+    experiment.main(Config, controls.PRESETS, __doc__, argv, **hooks)
+
+
+if __name__ == "__main__":
+    main()
