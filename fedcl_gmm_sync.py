@@ -4,8 +4,8 @@
 (Wang, Guo and Jia), Algorithm 1, and its six baselines. Clients train on a confidence-aware loss
 and upload, beside their nets, a Gaussian mixture of their samples' difficulty scores. The server
 pools draws from all mixtures, trains a generator of features for a label and a difficulty, and
-freezes a client of whose draws more than a share v are at most beta_T, the T-quantile of the pool.
-A frozen client waits, its net still averaged; when all are frozen, all go on with the next T.
+freezes every client with more than a share v of its draws at or below beta_T, the T-quantile of the
+pool. A frozen client waits, its net still averaged; when all are frozen, all go on with the next T.
 
 Here theta is the net, omega in the paper, and G the generator, theta in the paper.
 
@@ -17,12 +17,13 @@ What differs from the paper, and why:
 - The confidence s* (Castells et al., 2020) is the local minimum of Eq. 7, and e where there is
   none. At the printed tau = 10 and lambda = 0.5 it is e for every loss below 9.63: there FedCL's
   loss is cross-entropy at e times the learning rate.
-- Eq. 21 averages all K clients. Here it averages the frozen and those that trained in the round;
-  only these are checked, where line 20 checks all of M_l.
+- Eq. 21 averages all K clients. Here it averages the frozen and those that trained in the round.
+  Only the latter are checked, where line 20 checks all of M_l.
 - The pool beta (line 18) is renewed before the generator learns (line 17), so that both are of
   this round. In the first round the generator has learnt nothing, and no features are drawn.
-- The generator's constants are FedGen's. It is told one score, standardised by the pool. Nothing
-  in Eq. 18 makes it obey; results/fedcl_gmm_sync/controls.py measures whether it does.
+- The generator's constants are FedGen's. It is told one score a feature vector, standardised by
+  the pool's mean and std. Nothing in Eq. 18 makes the features that difficult;
+  results/fedcl_gmm_sync/controls.py measures whether they are.
 """
 
 import functools
@@ -109,7 +110,7 @@ class Config(experiment.Config):
     distill: float = flag(0.1, "weight of FedDistill's term (0: none)", low=0, when=is_distilling)
 
     def __post_init__(self):
-        """FedProx' proximal term and FedDistill's nets of its own are bases of common.py."""
+        """Two methods are bases of common.py: FedProx; FedDistill, whose users keep their nets."""
         bases = {"fedprox": "fedprox", "feddistill": "solo"}
         self.base = bases.get(self.method, "fedavg")
 
@@ -127,7 +128,7 @@ class Config(experiment.Config):
         n = len(data.y_train)
         held = np.sort(streams("share").permutation(n)[: round(self.data_share * n)])
         owner = None if data.owner is None else data.owner[held]
-        grey = torch.full_like(data.mean, 127.5)
+        grey = torch.full_like(data.mean, 127.5)  # a byte b becomes (b - 127.5) / 127.5
         x = data.x_train[held]
         y = data.y_train[held]
         data = replace(data, x_train=x, y_train=y, owner=owner, mean=grey, std=grey)
@@ -143,7 +144,7 @@ def split_thresholds(text: str) -> list[float]:
     try:
         S = [float(word) for word in text.split(",")]
     except ValueError:
-        S = [1.0]
+        S = [1.0]  # refused below
     if not (np.diff([1, *S, 0]) < 0).all():
         raise UsageError(f"--thresholds {text}: must fall from phase to phase within (0, 1)")
     return S
@@ -163,7 +164,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         batches = draw_batches(config, fl, t, clients)  # line 8
         generated = generate(config, fl, state, t, clients)  # line 9
         loss = functools.partial(objective, config)  # Eq. 19
-        update = fl.train(  # line 11
+        update = fl.train(  # line 11; `generated` comes to `loss` as out.extra
             state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated
         )
         columns = traffic(config, fl, state, update)  # lines 4 and 14
@@ -228,8 +229,8 @@ def objective(config, out: training.Output) -> Tensor:
     Only the predictor, the net's head, sees the second.
     """
     losses = loss_of(config, training.sample_losses(out))
-    J = (out.weight * losses).sum(1)
-    if "z" in out.extra:
+    J = (out.weight * losses).sum(1)  # weight (K, n): 1 / batch size, 0 where no sample is
+    if "z" in out.extra:  # (K, B, F), of this local step
         y = out.extra["y"]
         logits = out.net.head(out.extra["z"])
         ce = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
@@ -267,7 +268,7 @@ def lambert_w(y: torch.Tensor) -> torch.Tensor:
     """The w >= -1 with w e^w = y, for y >= -1 / e in float64: Halley's steps."""
     p = (2 * (math.e * y + 1)).clamp(min=0).sqrt()
     at_branch_point = -1 + p - p**2 / 3 + p**3 * (11 / 72)
-    elsewhere = torch.log1p(y.clamp(min=0)) * 0.8
+    elsewhere = torch.log1p(y.clamp(min=0)) * 0.8  # to begin with
     w = torch.where(y < 0, at_branch_point, elsewhere)
     for _ in range(6):
         f = w - y * torch.exp(-w)
@@ -395,8 +396,8 @@ def build_generator(config, fl, state: dict) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fl.streams.seed("generator"))
         first = nn.Linear(NOISE + fl.data.classes + 1, hidden)
-        last = nn.Linear(hidden, fl.model.skeleton.head.in_features)
-    if not is_fedcl(config):  # the same weights, but those of the difficulty
+        last = nn.Linear(hidden, fl.model.skeleton.head.in_features)  # F
+    if not is_fedcl(config):  # without the weights of the difficulty, which is told last
         first.weight = nn.Parameter(first.weight[:, :-1].detach().clone())
     G = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), last)
     G = G.to(fl.model.device, fl.model.dtype)
@@ -406,7 +407,7 @@ def build_generator(config, fl, state: dict) -> nn.Sequential:
 
 
 def draw_conditions(config, fl, state: dict, shape: tuple, purpose: str, *key) -> tuple:
-    """Labels y ~ p(y) of this shape, and what G is told (*shape, ..): epsilon, y and s ~ beta."""
+    """Labels y ~ p(y) of this shape; G's input (*shape, ..): epsilon, y and s ~ beta."""
     counts = np.sum(list(state["label_counts"].values()), axis=0)
     p = counts / counts.sum()  # Eq. 15
     y = fl.streams(purpose + " label", *key).choice(len(p), shape, p=p)
@@ -440,9 +441,9 @@ def generate(config, fl, state: dict, t: int, clients: np.ndarray) -> dict[str, 
 
 
 def teach(config, fl, state: dict, t: int) -> dict:
-    """The generator after a round's steps on Eq. 18 and FedGen's diversity term; Adam's moments.
+    """A round's steps of the generator on Eq. 18 and FedGen's diversity term; its state and Adam's.
 
-    Heads are linear, so the mean of the averaged heads' logits is the global head's.
+    Heads are linear, so the global head's logits are the mean of those of the heads averaged in it.
     """
     head = fl.model.bind(state["theta"][None]).head
     G = build_generator(config, fl, state).train()
@@ -452,10 +453,10 @@ def teach(config, fl, state: dict, t: int) -> dict:
     adam.param_groups[0]["lr"] = TEACHING_LR * 0.98**t
     shape = (TEACHING_STEPS, TEACHING_BATCH)
     labels, told = draw_conditions(config, fl, state, shape, "teaching", t)
-    for y, x in zip(labels, told, strict=True):
-        z = G(x)
-        ce = F.cross_entropy(head(z[None])[0], y, reduction="none")
-        J = loss_of(config, ce).mean() + similarity(z, x[:, :NOISE])
+    for y, condition in zip(labels, told, strict=True):
+        z = G(condition)
+        ce = F.cross_entropy(head(z[None])[0], y, reduction="none")  # the head's input: (1, n, F)
+        J = loss_of(config, ce).mean() + similarity(z, condition[:, :NOISE])
         adam.zero_grad()
         J.backward()
         adam.step()
@@ -474,14 +475,14 @@ def similarity(z: Tensor, epsilon: Tensor) -> Tensor:
 
 def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """FedAvg; FedProx, whose base adds its term; FedEnsemble; FedDistill and FedDistill+."""
-    state = fl.start() | {"logits": {}}
+    state = fl.start() | {"logits": {}}  # m -> FedDistill's mean logits (C, C)
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
         batches = draw_batches(config, fl, t, clients)
         penalty = None
         if state["logits"]:
             Q = torch.stack(list(state["logits"].values())).nanmean(0)
-            penalty = functools.partial(distillation, config.distill, Q)
+            penalty = functools.partial(distillation, config.distill, Q)  # joins the loss
         update = fl.train(state, t, clients, batches, lr=config.lr, penalty=penalty)
 
         columns = {}
@@ -490,10 +491,10 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
             received = numbers if penalty else 0
             columns = fl.cost(update, received, sent=numbers)
             state["logits"] |= mean_logits(config, fl, update)
-        if config.method == "fedensemble":  # who did not train has what was sent
+        if config.method == "fedensemble":  # the last row: the net of all who did not train
             state["users"] = torch.cat([update.thetas, state["theta"][None]])
         if config.method == "feddistill":
-            state["theta"] = fl.aggregate(state, update)  # keeps each user's own net
+            state["theta"] = fl.aggregate(state, update)  # base solo: keeps each user's own net
         else:
             state["theta"] = average({}, update)
         run.record(t, state, update, **columns)
@@ -533,7 +534,7 @@ class Users(common.Federation):
 
     def predict(self, state: dict) -> list[Tensor]:
         """The logits (n, C) of every net that is tested; FedEnsemble's are summed over users."""
-        nets = self.received(state, self.everyone).view(-1, self.model.size)
+        nets = self.received(state, self.everyone).view(-1, self.model.size)  # one, or M
         if "users" in state:
             nets = state["users"]
         x = self.data.images("test", self.model.dtype)
@@ -563,7 +564,7 @@ def traffic(config, fl, state: dict, update: training.Update) -> dict:
 
 
 def plot(df, folder: Path) -> None:
-    """Prints Table III, table3.csv; phases.png."""
+    """Prints Table III and writes table3.csv; draws phases.png."""
     table = rounds_to_fedavg(df)
     table.to_csv(folder / "table3.csv")
     if len(table):
@@ -575,13 +576,13 @@ def plot(df, folder: Path) -> None:
 
 
 def rounds_to_fedavg(df):
-    """Of runs that come so far the first tested round with FedAvg's final accuracy, and uploads."""
+    """The first tested round with FedAvg's final accuracy, and uploads, of runs that reach it."""
     trial = ["setting", "trial"]
     tested = df.dropna(subset="accuracy")
     goal = tested[tested.method == "fedavg"].groupby(trial).accuracy.last()
     tested = tested.join(goal, on=trial, rsuffix="_goal")
     reached = tested[tested.accuracy >= tested.accuracy_goal]
-    return reached.groupby(report.RUN, sort=False)[["round", "uploads"]].first()
+    return reached.groupby(report.RUN, sort=False)[["round", "uploads"]].first()  # of each run
 
 
 MNIST = "--dataset mnist --data-share 0.5 --rounds 200"
@@ -589,7 +590,7 @@ EMNIST = "--dataset emnist --data-share 0.5 --rounds 200"
 ABLATION = f"{EMNIST} --alpha 0.1 --method fedcl"
 FACES = "--dataset celeba --partition natural --min-size 2 --rounds 100 --generator-hidden 128"
 NUMBERS_OF_PHASES = "0.8,0.4 0.8,0.6,0.2 0.8,0.6,0.4,0.2 0.9,0.7,0.5,0.3,0.1"
-PRESETS = {  # command lines
+PRESETS = {  # command lines, each perhaps with a remark for --list-presets
     "table1": f"{MNIST} --thresholds 0.9,0.6,0.3 --v 0.8  # S and v of Table I",
     "table2-mnist": f"{MNIST} --alpha 0.05 0.1 1  # Fig 3",
     "table2-emnist": f"{EMNIST} --alpha 0.05 0.1 1 10 --local-steps 20 40  # Fig 5",
