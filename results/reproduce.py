@@ -14,10 +14,13 @@ from pathlib import Path
 import pandas as pd
 
 from results import evidence
+from results.clock import SPREADS
 
 ROOT = evidence.FOLDER.parent
 COLUMNS = ["run", "setting", "method", "trial", "round", "clients", "uploads", "samples"]
 COLUMNS += ["accuracy", "loss", "train_loss"]
+for spread in SPREADS:
+    COLUMNS += [f"clock_{spread}", f"waiting_{spread}"]
 
 
 def read_works() -> pd.DataFrame:
@@ -79,7 +82,8 @@ def publish(work) -> None:
     others = others[others.run != work.place]
     rounds = pd.read_csv(folder(work) / "metrics.csv", **text)
     rounds["run"] = work.place
-    pd.concat([others, rounds[COLUMNS]]).to_csv(path, index=False)
+    both = pd.concat([others, rounds.reindex(columns=COLUMNS)])
+    both.to_csv(path, index=False)
 
 
 def show(works: pd.DataFrame) -> None:

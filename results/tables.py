@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from results import clock_answers
 from results.evidence import FOLDER, Interval, difference, holm, interval
 
 REDUCED = "not tested at the paper's setting"
@@ -160,6 +161,21 @@ def statements(_: str) -> list[str]:
     return ["", *markdown(head, rows)]
 
 
+def doubling(_: str) -> list[str]:
+    head = ("data", "spread", "FedCL / FedAvg, seconds to FedAvg's accuracy [95 %]", "came there")
+    return markdown(head, clock_answers.doubling())
+
+
+def phases(_: str) -> list[str]:
+    head = ("data", "spread", "method", "waits", "waiting, minus no freezing", "accuracy, minus it")
+    return markdown(head, clock_answers.phases())
+
+
+def draws(_: str) -> list[str]:
+    head = ("data", "spread", "other arm", "accuracy at equal time: by size minus it [95 %]")
+    return markdown(head, clock_answers.draws())
+
+
 def cell(value) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
@@ -174,6 +190,9 @@ WRITERS = {
     "comparisons": comparisons,
     "counts": counts,
     "statements": statements,
+    "doubling": doubling,
+    "phases": phases,
+    "draws": draws,
 }
 MARK = re.compile(rf"(<!-- ({'|'.join(WRITERS)})(?:: (\w+))? -->\n)(.*?)(<!-- end -->)", re.S)
 
