@@ -580,8 +580,8 @@ def rounds_to_fedavg(df):
     trial = ["setting", "trial"]
     tested = df.dropna(subset="accuracy")
     goal = tested[tested.method == "fedavg"].groupby(trial).accuracy.last()
-    tested = tested.join(goal, on=trial, rsuffix="_goal")
-    reached = tested[tested.accuracy >= tested.accuracy_goal]
+    tested = tested.join(goal.rename("goal"), on=trial)
+    reached = tested[tested.accuracy >= tested.goal]
     return reached.groupby(report.RUN, sort=False)[["round", "uploads"]].first()  # of each run
 
 
