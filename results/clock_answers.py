@@ -105,7 +105,7 @@ def seconds_to(run: pd.DataFrame, goal: float) -> tuple[float, bool]:
     return run.seconds.max(), False
 
 
-def draw(run: str, title: str) -> None:
+def draw(name: str, run: str, title: str) -> None:
     """results/clock-NAME.png: accuracy over simulated seconds, a panel for each spread."""
     import matplotlib
 
@@ -126,13 +126,15 @@ def draw(run: str, title: str) -> None:
         kind="line",
         height=3.2,
         facet_kws={"sharex": False},
+        linewidth=1,
+        alpha=0.7,
     )
     grid.set_axis_labels("simulated hours", "test accuracy in %")
     grid.figure.suptitle(f"{title}: a line for each trial", y=1.03)
-    grid.savefig(FOLDER / f"{run.replace('/', '-')}.png", dpi=90)
+    grid.savefig(FOLDER / f"clock-{name}.png", dpi=90)
 
 
 if __name__ == "__main__":
-    draw("fedcl_fgn/clock-fmnist", "FedCL and FedAvg, Fashion-MNIST")
-    draw("fedcl_gmm_sync/clock-fmnist", "Phases, Fashion-MNIST")
-    draw("fedcl_fgn/clock-size-cifar10", "Draws by size, CIFAR-10, 960 uploads")
+    draw("doubling", "fedcl_fgn/clock-fmnist", "FedCL and FedAvg, Fashion-MNIST")
+    draw("phases", "fedcl_gmm_sync/clock-fmnist", "Phases, Fashion-MNIST")
+    draw("draws", "fedcl_fgn/clock-size-cifar10", "Draws by size, CIFAR-10, 960 uploads")
