@@ -96,7 +96,8 @@ def claims(script: str) -> list[str]:
         if len(found):
             ours = words(found.iloc[0])
         elif about.scale == "theory":
-            ours = checks(claim)[0]["note"]
+            outcomes = [check["printed"] for check in checks(claim)]
+            ours = f"{outcomes.count('violated')} of {len(outcomes)} checks violated"
         rows.append((f"{claim} {about.statement}", about.paper, ours, about.setting, label(claim)))
     return markdown(head, rows)
 
@@ -146,8 +147,8 @@ def counts(_: str) -> list[str]:
     """How often each label is given to the papers' claims, the theory's apart."""
     papers = CLAIMS[CLAIMS.scale != "own"]
     found = collections.Counter(map(label, papers.index))
-    parts = [f"{number} {name}" for name, number in found.most_common()]
-    return [f"{len(papers)} claims: {', '.join(parts)}."]
+    parts = [f"{name}: {number}" for name, number in found.most_common()]
+    return [f"{len(papers)} claims of the papers. {'; '.join(parts)}."]
 
 
 def statements(_: str) -> list[str]:
