@@ -699,6 +699,21 @@ def test_overwrite_deletes_what_is_ours_and_nothing_else(work, monkeypatch):
     assert left == {"config.json", *mine}
 
 
+def test_overwrite_spares_what_the_user_wrote_while_it_trained(work, monkeypatch):
+    train_all = experiment.train_all
+
+    def train_and_wait(runs):
+        (work / "r" / "notes.txt").write_text("mine")
+        train_all(runs)
+        time.sleep(0.02)  # a file's time is as coarse as the kernel's clock
+
+    monkeypatch.setattr(experiment, "train_all", train_and_wait)
+    start("--out=r", "--arm=a")
+    monkeypatch.setattr(experiment, "train_all", train_all)
+    start("--out=r", "--arm=b", "--overwrite")
+    assert (work / "r" / "notes.txt").read_text() == "mine"
+
+
 def test_resume_names_a_changed_flag_with_both_values(work, capsys):
     start("--out=r", "--alpha=0.5")
     before = table("r")
