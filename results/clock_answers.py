@@ -137,4 +137,4 @@ def draw(name: str, run: str, title: str) -> None:
 if __name__ == "__main__":
     draw("doubling", "fedcl_fgn/clock-fmnist", "FedCL and FedAvg, Fashion-MNIST")
     draw("phases", "fedcl_gmm_sync/clock-fmnist", "Phases, Fashion-MNIST")
-    draw("draws", "fedcl_fgn/clock-size-cifar10", "Draws by size, CIFAR-10, 960 uploads")
+    draw("draws", "fedcl_fgn/clock-size-fmnist", "Draws by size, Fashion-MNIST, 960 uploads")

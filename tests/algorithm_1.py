@@ -349,7 +349,7 @@ def literal(config, method, trial=0):
             lengths.append(travelled(config, len(batches)))
             samples = sum(map(len, batches))
             total["samples"] += samples
-            travelling = 2 * megabytes / common.MEGABYTES_A_SECOND
+            travelling = 2 * megabytes  # at 1 MB/s
             seconds.append(samples * common.SECONDS_A_SAMPLE + travelling)
         held = sum(len(shards[m]) for m in clients)
         p = [len(shards[m]) / held for m in clients]
