@@ -53,8 +53,9 @@ def draw(axes):
     """The floor against the number of local steps, and bound / measured on the extremal problem."""
     left, right = axes
     N = 2 ** np.arange(1, 7)
-    draw_sweep(left, N[:-1], [kinked_problem(N=x, T=None) for x in N[:-1]])
-    left.set(xlabel="local steps N", title="kinked problem: exactly 0 at N = 1")
+    few = N[:-1]
+    draw_sweep(left, few, [kinked_problem(N=x, T=None) for x in few])
+    left.set(xlabel="local steps N", title="the floor, kinked f: exactly 0 at N = 1")
     for kappa, mark in ((10, "o-"), (40, "s-")):
         found = [floors(extremal(kappa, 0.02, n)) for n in N]
         E, lemmas, tight = np.transpose(found)
@@ -63,8 +64,8 @@ def draw(axes):
         right.loglog(N, tight / E, "C2" + mark, label=f"sharp, {name}")
     right.axhline(1, color="gray", lw=0.8)
     right.set(xlabel="local steps N", ylabel="bound / measured floor")
-    right.set(title="extremal problem")
-    label_ticks(left, N)
+    right.set(title="extremal problem: attained where 1 is reached")
+    label_ticks(left, few)
     label_ticks(right, N)
 
 

@@ -85,7 +85,7 @@ def draw(axes):
         axis.plot(lowest[:, 2], "ro", ms=4, label="hard")
         axis.axhline(0, color="gray", lw=0.8)
         axis.set(xlabel="network, sorted by λ_min on all", ylabel="λ_min of the Hessian")
-        axis.set(title=f"after {steps} steps", xticks=range(0, NETWORKS, 5))
+        axis.set(title=f"after {steps} steps of training", xticks=range(0, NETWORKS, 5))
 
 
 if __name__ == "__main__":

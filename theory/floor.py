@@ -73,11 +73,11 @@ def draw(axes):
     B = 10.0 ** np.arange(-6, 1)
     draw_sweep(left, B, [kinked_problem(B=x, T=None) for x in B])
     label_ticks(left, B[::2])
-    left.set(xlabel="bias bound B, a squared gradient", title="linear in the bias bound")
+    left.set(xlabel="bias bound B, a squared gradient", title="the floor: linear in B")
     alpha = 0.08 / 2.0 ** np.arange(5)
     draw_sweep(right, alpha, [kinked_problem(alpha=x, T=None) for x in alpha])
     label_ticks(right, alpha)
-    right.set(xlabel="step α, an inverse curvature", title="quadratic in a small step")
+    right.set(xlabel="step α, an inverse curvature", title="the floor: quadratic in a small step")
 
 
 def draw_sweep(axis, values, problems):

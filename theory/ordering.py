@@ -71,7 +71,7 @@ def frame_ratios(axis, name, ticks):
     axis.axhline(1, color="gray", lw=0.8)
     label_ticks(axis, ticks)
     axis.set(xlabel=f"{name}, for steps c / (i + s₀)", ylabel="E growing / E shrinking")
-    axis.set(title="below 1: the growing bias wins")
+    axis.set(title="below 1 growing wins; vertical: the law's tie")
 
 
 def draw_runs(axis, run, name, values):
