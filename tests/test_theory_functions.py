@@ -65,7 +65,7 @@ def test_a_minority_and_a_bent_function():
         and (f.mu, f.L) == pytest.approx((0.1, 1.9))
     )
     assert f.value(np.zeros((1, 1))) == 0 and f.gradient(np.zeros((1, 1))) == 0
-    for wrong in (lambda: bent(1.0), lambda: bent(-0.1), lambda: minority(1)):
+    for wrong in (lambda: bent(1.0), lambda: bent(-0.1)):
         with pytest.raises(ValueError, match="hypothesis fails"):
             wrong()
 
@@ -143,10 +143,6 @@ def test_what_makes_no_sense_is_refused():
     fails("B >= 0", Problem, quadratic([1.0]), [1.0], np.full((2, 2), 0.1), -1.0, opposed(2))
     for Q in (0, 5):
         fails("even", opposed, Q)
-    fails("at least one round", schedule, "client", 0, 3)
-    fails("mean >= 0", schedule, "client", 3, 3, -1.0)
-    fails("first", schedule, "client", 3, 3, 1.0, 1.5)
-    fails("offset > 0", diminishing_steps, 3, 3, 1.0, 0.0)
     fails("replica", simulate, kinked_problem(), 0)
     f, theta = quadratic([1.0]), np.ones((2, 1))
     fails("like theta", State, f, theta, np.zeros((3, 1)), 0.1, 0.0)

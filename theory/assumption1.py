@@ -15,10 +15,8 @@ from theory.theorem1 import printed
 def rank(K, Q):
     """Rank of 'sum_{k in S} b_k = 0 for every S of Q of K clients': K leaves only b = 0. [1]"""
     members = []
-    for S in combinations(range(K), Q):
-        row = np.zeros(K)
-        row[list(S)] = 1
-        members.append(row)
+    for clients in combinations(np.eye(K), Q):
+        members.append(sum(clients))
     return np.linalg.matrix_rank(members)
 
 

@@ -13,8 +13,7 @@ def opposed(Q, d=1):
 
 
 def minority(Q):
-    """Zero-sum directions u: (Q, 1), one client pushed up, the others down. ValueError: Q < 2."""
-    require(Q >= 2, "a minority needs others")
+    """Zero-sum directions u: (Q, 1), one client pushed up, the others down."""
     u = np.full((Q, 1), 1 / (Q - 1))
     u[0] = -1.0  # a step goes against the bias
     return u
@@ -36,8 +35,6 @@ def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
     printed; 'anti' is 'client' backwards; 'shuffled' permutes its rounds by `rng`. ValueError on
     another order.
     """
-    require(rounds >= 1 and N >= 1, "at least one round of one step")
-    require(0 <= mean < np.inf and 0 <= first <= 1, "mean >= 0 and 0 <= first <= 1")
     t = np.arange(rounds)[:, None]
     j = np.arange(N)
     client = t + np.zeros(N)
@@ -61,7 +58,6 @@ def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
 
 def diminishing_steps(rounds, N, c, offset):
     """alpha = c / (i + offset) at local step i = t N + j, counted over all rounds: (rounds, N)."""
-    require(c > 0 and offset > 0, "c > 0 and offset > 0")
     i = np.arange(rounds * N).reshape(rounds, N)
     return c / (i + offset)
 

@@ -51,7 +51,6 @@ def rho_printed(mu):
 
 def rho(B, L, mu, gamma=0.0):
     """1/mu - gamma B/mu - L(1+gamma)B/mu^2 - L(1+gamma)^2 B^2/(2 mu^2), B^2 = Lambda. [11]"""
-    require(B >= 1 - 1e-12, "B >= 1")
     require(L > 0 and mu > 0 and gamma >= 0, "L > 0, mu > 0 and gamma >= 0")
     inexact = (1 + gamma) * B
     return (

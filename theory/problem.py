@@ -24,7 +24,7 @@ class Problem:
     theta0: (d,). steps: alpha^(t,j), (T+1, N), t = 0..T as printed; theta^(T,0) has seen t < T. B:
     a number or up to (T+1, N). directions: u, zero-sum, of norm <= 1, (Q, d) or (T+1, N, Q, d). b_k
     = sqrt(B) u_k does not depend on theta. biases: (T+1, N, Q, d), mean_B = mean_k ||b_k||^2
-    follow.
+    and E_0 = ||theta0||^2 follow.
     """
 
     f: Function
@@ -55,6 +55,7 @@ class Problem:
         self.N = steps.shape[1]
         self.Q = u.shape[-2]
         self.theta0 = theta0
+        self.E_0 = (theta0**2).sum()
         self.steps = steps
         self.B = np.broadcast_to(B, steps.shape)
         shape = (*steps.shape, self.Q, len(theta0))

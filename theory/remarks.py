@@ -18,11 +18,11 @@ from theory.theorem1 import printed_bias
 from theory.theorem1_proof import corrected
 
 
-def on_a_quadratic(B, M=0.0):
-    """E over 20 rounds on curvatures .3 and 1, sigma = .1: blind to B as long as M = 0."""
+def on_a_quadratic(B):
+    """E over 20 rounds on curvatures .3 and 1, sigma = .1: blind to B, as M = 0."""
     steps = np.full((21, 5), 0.1)
     f = quadratic([0.3, 1.0])
-    problem = Problem(f, [0.6, -0.8], steps, B, opposed(4, 2), M, sigma=0.1)
+    problem = Problem(f, [0.6, -0.8], steps, B, opposed(4, 2), sigma=0.1)
     return exact_error(problem)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from theory.functions import require
 from theory.report import SLACK
 from theory.sharp_step import step, young
+from theory.theorem1_proof import round_after_round
 
 
 def spread_path(problem, t):
@@ -50,11 +51,7 @@ def round_bound(problem, t):
 
 def bound(problem):
     """The sharp Theorem 1, round after round, for every T: (T+1,)."""
-    E = [(problem.theta0**2).sum()]
-    for t in range(problem.T):
-        contraction, floor = round_bound(problem, t)
-        E.append(contraction * E[t] + floor)
-    return np.array(E)
+    return round_after_round(problem, round_bound)
 
 
 def closed_form(problem):
@@ -70,14 +67,13 @@ def closed_form(problem):
     require(alpha <= SLACK * 2 / (L + mu), "alpha <= 2 / (L + mu)")
     kept = 1 - 2 * alpha * mu * L / (L + mu)
     steps = N * np.arange(problem.T + 1)
-    start = (problem.theta0**2).sum()
     reach = min(alpha * (N - 1), 1 / mu)
     r = (
         reach * np.sqrt(problem.mean_B.max())  # pushed apart by the biases
         + alpha * np.sqrt(N - 1) * sigma  # and by the noise
     )
     return (
-        kept**steps * start
+        kept**steps * problem.E_0
         + (L + mu) / (2 * mu * L) * alpha * sigma**2 / Q
         + (L - mu) ** 2 / (4 * mu * L) * r**2  # the spread drives the average
     )

@@ -40,9 +40,8 @@ def printed(problem, power=2):
     noise[0] = 0.0  # the printed sums and the product start at t = 1
     kept = (1 - alpha * problem.f.mu / 2).prod(1)
     kept[0] = 1.0
-    start = (problem.theta0**2).sum()
     return (
-        kept.cumprod() * start  # what is left of the start
+        kept.cumprod() * problem.E_0  # what is left of the start
         + noise.sum(1).cumsum()
         + printed_bias(problem, power)
     )

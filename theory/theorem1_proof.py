@@ -20,21 +20,21 @@ def require_printed_step(problem):
     require(problem.steps <= SLACK * longest, "alpha <= 1 / (4(3+2M)L)")
 
 
-def last_display(problem, power=2):
-    """The last display of the proof, round after round: (T+1,); power 1 reads B^2/mu as B/mu.
+def last_display(problem):
+    """The last display of the proof, round after round: (T+1,).
 
     E^(t+1,0) <= prod_j (1 - alpha mu/2) E^(t,0) + sum_j 2 alpha L/Q prod_{l>=j} (1 - alpha_l mu/2)
     [2 alpha (3+2M) B + B^2/mu + 6 alpha sigma^2].
     """
     require_printed_step(problem)
-    bound = [(problem.theta0**2).sum()]
+    bound = [problem.E_0]
     for t in range(problem.T):
         E = bound[t]
         for j in range(problem.N):
             mu, L, alpha, B, M, sigma, Q = problem.symbols(t, j)
             bracket = (
                 2 * alpha * (3 + 2 * M) * B  # noise that the bias feeds
-                + B**power / mu  # bias
+                + B**2 / mu  # bias
                 + 6 * alpha * sigma**2  # noise
             )
             E += 2 * alpha * L / Q * bracket
@@ -43,7 +43,7 @@ def last_display(problem, power=2):
     return np.array(bound)
 
 
-def round_by_lemmas(problem, t, form):
+def round_in_form(problem, t, form):
     """(contraction, floor): E^(t+1,0) <= contraction E^(t,0) + floor, by Lemmas 4 and 5. [7]
 
     form 0 or 1: which of lemma5.factors. Weights p on E and w on V run back from p = 1, w = 0.
@@ -69,12 +69,20 @@ def round_by_lemmas(problem, t, form):
     return p, floor
 
 
-def corrected(problem):
-    """Theorem 1 by the corrected lemmas, for every T: (T+1,); in each round the better form."""
-    bound = [(problem.theta0**2).sum()]
+def round_by_lemmas(problem, t):
+    """The better of the two forms: their contraction is the same, the floor is not."""
+    return min(round_in_form(problem, t, 0), round_in_form(problem, t, 1))
+
+
+def round_after_round(problem, one_round):
+    """E_T, T = 0, 1, ..: (T+1,), from the (contraction, floor) that one_round gives for round t."""
+    bound = [problem.E_0]
     for t in range(problem.T):
-        contraction, by_rate = round_by_lemmas(problem, t, 0)
-        contraction, by_count = round_by_lemmas(problem, t, 1)  # the same contraction
-        floor = min(by_rate, by_count)
+        contraction, floor = one_round(problem, t)
         bound.append(contraction * bound[t] + floor)
     return np.array(bound)
+
+
+def corrected(problem):
+    """Theorem 1 by the corrected lemmas, for every T: (T+1,)."""
+    return round_after_round(problem, round_by_lemmas)
