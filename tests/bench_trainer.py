@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 import ordinary  # noqa: E402
 
 import data  # noqa: E402
+import experiment  # noqa: E402
 import training  # noqa: E402
 from nets import build_model  # noqa: E402
 
@@ -538,6 +539,7 @@ def main() -> None:
     parser.add_argument("--pfl-python", help="the Python of an environment with pfl-research")
     parser.add_argument("--write", action="store_true", help="into results/bench.md")
     flags = parser.parse_args()
+    experiment.keep_heap()  # as every script does: page faults cost up to a third
     command = f"python tests/bench_trainer.py {' '.join(sys.argv[1:])}".strip()
     for part in PARTS[flags.device]:
         if flags.only and part.__name__ not in flags.only:
