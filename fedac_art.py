@@ -2,21 +2,24 @@
 
 The clustering curriculum of "Clustering-based Curriculum Construction for Sample-Balanced Federated
 Learning" (Qi et al., FedAC). Before training, every client clusters its own images, class by class,
-with Fuzzy ART. The samples of small clusters, P1, are hard or noisy, those of large ones, P2, easy;
-they weigh differently in the cross-entropy. Any base may train inside: SOLO (everyone alone),
-FedAvg, FedProx, MOON.
+with Fuzzy ART. The samples of small clusters, P1, are hard or noisy, those of large ones, P2, easy:
+in the cross-entropy P1 has the weight 0.5 and P2 the weight 1. These weights are the curriculum:
+they stay the same in all rounds. --base trains inside, the terms that it adds to the loss are not
+weighted: the paper has solo (no averaging), fedavg, fedprox and moon.
 
 What differs from the paper, and why:
-- A sample may join clusters of its own label only: as printed, Eq. 1 lets every class through where
-  the vigilance rho is 0.
-- The paper gives neither rho, nor T, below which a cluster is small, nor the weights. Here T is the
-  median over a client's samples of the size of their cluster, and the weights are 0.5 and 1, scaled
-  to mean 1. SGD's momentum is that of MOON's code.
-- L1 and L2 of Eq. 8 are sums over the batch, divided by its size; --reduction group takes means
-  over its P1 and its P2.
+- A sample may join clusters of its own label only. In Eq. 1 the similarity to those of other labels
+  is 0, which passes its test, >= rho, where the vigilance rho is 0.
+- The paper gives no rho, no weights, and no T, the size below which a cluster is small. Here T is a
+  client's median: at least half of its samples are in clusters of T samples or more. The weights
+  are divided by their mean over the client, so that they do not change the step size. SGD's
+  momentum is that of MOON's code.
+- L_1 and L_2 of Eq. 8, L = alpha L_1 + beta L_2, are the cross-entropies of a batch's P1 and P2:
+  here sums divided by the batch's size, with --reduction group means over P1 and over P2.
 - P1 is hard and P2 easy, as Eq. 5 and Section 1 have it; Eqs. 6 and 7 say the opposite.
-- SimpleCNN is that of MOON's code (conv5 6, conv5 16, FC 120-84-C); the text says 3 convolutions
-  and 2 FC layers. So is the augmentation, of which the paper says nothing.
+- SimpleCNN is that of MOON's code (convolutions of 5x5 with 6 and 16 channels, then 120, 84 and C
+  outputs); the text says 3 convolutions and 2 linear layers. The augmentation is MOON's, too: the
+  paper does not name one.
 - SOLO's 100 local epochs are spread over the rounds.
 """
 
@@ -38,6 +41,7 @@ from nets import Model, arrange
 
 
 def is_weighted(config) -> bool:
+    """Whether this arm has the curriculum."""
     return config.arm != "base"
 
 
@@ -69,15 +73,17 @@ class Config(experiment.Config):
     arm: str = flag(("fedac", "base"), "the curriculum, or its base", choices=("fedac", "base"))
     rho: float = flag(
         -1.0,
-        "vigilance: large for many clusters (-1: .35, on grey images .6)",
+        "vigilance of Eq. 1: large for many clusters (-1: .35, on grey images .6)",
         low=-1,
         high=1,
         when=is_weighted,
     )
     art_alpha: float = flag(
-        0.01, "alpha of Eq. 2: the larger, the more small templates lose", above=0, when=is_weighted
+        0.01, "alpha of Eq. 2: the larger, the less small templates win", above=0, when=is_weighted
     )
-    art_beta: float = flag(1.0, "learning rate of Fuzzy ART", low=0, high=1, when=is_weighted)
+    art_beta: float = flag(
+        1.0, "beta of Eq. 3: how far a template moves", low=0, high=1, when=is_weighted
+    )
     quantile: float = flag(
         0.5,
         "T is this quantile, over samples, of the size of their cluster",
@@ -89,7 +95,7 @@ class Config(experiment.Config):
     w_large: float = flag(1.0, "beta of Eq. 8, the weight of P2", low=0, when=is_weighted)
     reduction: str = flag(
         "sample",
-        "L1 of Eq. 8 is the sum over P1 / B, or the mean over P1",
+        "L_1 of Eq. 8: the sum over P1 divided by the batch size, or the mean over P1",
         choices=("sample", "group"),
         when=is_weighted,
     )
@@ -102,7 +108,7 @@ class Config(experiment.Config):
         100, "local epochs of SOLO, over all rounds", low=1, high=10**6, when=is_solo
     )
     projection: bool = flag(
-        False, "MOON's projection head under every base, to compare bases", when=is_not_moon
+        False, "MOON's projection head under every base (moon has it anyway)", when=is_not_moon
     )
 
     def check(self) -> None:
@@ -129,19 +135,20 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     """FedAC around `config.base`, or that base alone."""
     state = fl.start()
     if is_weighted(config):
+        x = pixels(fl.data)
         rho = vigilance(config, fl.data)
-        clusters = cluster_clients(config, fl, pixels(fl.data), rho)  # C = Clustering(D, C), Eq. 4
-        P1 = small_clusters(clusters, fl.shards, config.quantile)  # P1, P2 = S(C), Eq. 5
+        clusters = cluster_clients(config, fl, x, rho)  # Eq. 4
+        P1 = small_clusters(clusters, fl.shards, config.quantile)  # Eq. 5
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
         batches = draw_batches(config, fl, t, clients)
-        changes = augmentation(config, fl, t, clients, batches)
+        options = augmentation(config, fl, t, clients, batches)
         if is_weighted(config):
-            changes["sample_weights"] = weigh_clients(config, fl, clients, batches, P1)  # Eq. 8
-        update = fl.train(state, t, clients, batches, **changes)
+            options["sample_weights"] = weigh_clients(config, fl, clients, batches, P1)  # Eq. 8
+        update = fl.train(state, t, clients, batches, **options)
         state["theta"] = fl.aggregate(state, update)
         if t + 1 == config.rounds:
-            state["hidden"] = hidden_of_clients(fl, update)  # Fig. 6
+            state["hidden"] = hidden_of_clients(fl, update)  # for Fig. 6
         run.record(t, state, update)
 
 
@@ -149,7 +156,10 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 
 def vigilance(config: Config, data: Data) -> float:
-    """rho. The default gives clusters of 8 to 20 samples; a black background always matches."""
+    """rho: --rho, or a value that gives clusters of 8 to 20 samples.
+
+    It is larger for grey images, whose black backgrounds match.
+    """
     if config.rho >= 0:
         return config.rho
     is_grey = data.x_train.shape[-1] == 1
@@ -164,9 +174,10 @@ def pixels(data: Data) -> np.ndarray:
 def cluster_clients(
     config: Config, fl: common.Federation, x: np.ndarray, rho: float, presentation: int = 0
 ) -> np.ndarray:
-    """The cluster of each training sample (n,), numbered from 1; 0 for those of no client.
+    """The cluster of each training sample (n,), numbered from 1; 0 for samples that no client has.
 
-    Each class of each client is clustered alone, its samples x (n, d) presented in random order.
+    Each class of each client is clustered separately. Fuzzy ART depends on the order in which it
+    meets the samples x (n, d); it is random, and another `presentation` draws another one.
     """
     clusters = np.zeros(len(x), dtype=int)
     count = 0
@@ -184,10 +195,10 @@ def cluster_clients(
 def fuzzy_art(
     x: np.ndarray, rho: float, alpha: float = 0.01, beta: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fuzzy ART with complement coding, one row of x (n, d) after the other (Eqs. 1 to 3).
+    """Fuzzy ART with complement coding, in one pass over the rows of x (n, d) (Eqs. 1 to 3).
 
-    x is uint8 (255 stands for 1; exact in integers with beta 1), or floats in [0, 1]. Returns the
-    cluster of each row (n,), numbered by age, and the clusters' templates w (J, 2d) in x's units.
+    x holds floats in [0, 1], or bytes, of which 255 stands for 1 (exact with beta = 1). Returns the
+    cluster of each row (n,), numbered from 0 as they arise, and their templates w (J, 2d).
     """
     one = 255
     if x.dtype != np.uint8:
@@ -203,13 +214,13 @@ def fuzzy_art(
     total = np.uint32 if w.dtype == np.uint8 else np.float64  # numpy's own choice is slower
     for i, row in enumerate(x):
         J = len(norms)
-        I_x = np.concatenate([row, one - row])  # complement coding: every |I| is d
+        I_x = np.concatenate([row, one - row])  # complement coding: |I| is d, in x's units
         meets = np.minimum(I_x, w[:J])  # I ^ w_j
         overlaps = meets.sum(1, dtype=total)  # |I ^ w_j|
-        C_p = np.flatnonzero(overlaps / (one * d) >= rho - 1e-9)  # Eq. 1; 1e-9: rounded sums
-        if len(C_p):
-            choice = overlaps[C_p] / (one * alpha + norms[C_p])  # Eq. 2
-            j = C_p[choice.argmax()]  # the oldest of equals
+        candidates = np.flatnonzero(overlaps / (one * d) >= rho - 1e-9)  # C_p of Eq. 1
+        if len(candidates):
+            choice = overlaps[candidates] / (one * alpha + norms[candidates])  # T_j of Eq. 2
+            j = candidates[choice.argmax()]  # the oldest of equals
             w[j] = beta * meets[j] + (1 - beta) * w[j]  # Eq. 3
             norms[j] = w[j].sum()
         else:
@@ -222,15 +233,16 @@ def fuzzy_art(
     return clusters, w[: len(norms)]
 
 
-def small_clusters(clusters: np.ndarray, groups: list[np.ndarray], quantile: float) -> np.ndarray:
-    """P1 = {c : |c| < T} as a mask over samples (n,) (Eq. 5); the others are P2.
+def small_clusters(clusters: np.ndarray, shards: list[np.ndarray], quantile: float) -> np.ndarray:
+    """Which samples (n,) are in P1, the clusters of fewer than T samples (Eq. 5); the rest is P2.
 
-    Each group of samples, a client's, has a T: this quantile of the size of its samples' clusters.
+    Each client has a T of its own: this quantile, over its shard, of the size of the samples'
+    clusters.
     """
     sizes = np.bincount(clusters)[clusters]
     P1 = np.zeros(len(clusters), dtype=bool)
-    for samples in groups:
-        place = int(quantile * len(samples) + 1e-9)  # 1e-9: 29, not 28.99...
+    for samples in shards:
+        place = int(quantile * len(samples) + 1e-9)  # 0.29 * 100 is 28.99..
         T = np.sort(sizes[samples])[min(place, len(samples) - 1)]
         P1[samples] = sizes[samples] < T
     return P1
@@ -262,8 +274,10 @@ def weigh_clients(config, fl: common.Federation, clients, batches, P1) -> list[n
     """The sample weights (T_k, B) of each client's batches."""
     weights = []
     for m, of_client in zip(clients, batches, strict=True):
-        alpha, beta = config.w_small, config.w_large
-        weights.append(weigh_samples(of_client, fl.shards[m], P1, alpha, beta, config.reduction))
+        w = weigh_samples(
+            of_client, fl.shards[m], P1, config.w_small, config.w_large, config.reduction
+        )
+        weights.append(w)
     return weights
 
 
@@ -271,37 +285,41 @@ def weigh_samples(
     batches: np.ndarray,
     shard: np.ndarray,
     P1: np.ndarray,
-    alpha: float,
-    beta: float,
+    w_small: float,
+    w_large: float,
     reduction: str = "sample",
 ) -> np.ndarray:
-    """L = alpha L_1 + beta L_2 (Eq. 8) as weights (T, B): L is a batch's weighted sum over B.
+    """L = w_small L_1 + w_large L_2 (Eq. 8) as weights (T, B) of the samples of `batches` (T, B).
 
-    sample  alpha in P1 and beta in P2, divided by their mean over the client's shard
-    group   L_1 and L_2 are means over a batch's P1 and P2, 0 if it has none, over alpha + beta
+    With them a batch's loss is sum of weight x cross-entropy, divided by the batch's size. `shard`
+    holds the client's samples, `P1` is a mask over all samples.
 
-    A client that would lose all its samples keeps weight 1.
+    sample  w_small in P1, w_large in P2, divided by their mean over the shard
+    group   what makes L_1 and L_2 means over the batch's P1 and P2 (0 if it has none), and L their
+            weighted mean
+
+    If all samples of a client would weigh 0, they weigh 1.
     """
-    weight = np.where(P1, alpha, beta)
+    weight = np.where(P1, w_small, w_large)
     if not weight[shard].any():
         return np.ones(batches.shape)
     if reduction == "sample":
         return weight[batches] / weight[shard].mean()
-    is_sample = batches >= 0  # -1 fills up a batch
+    is_sample = batches >= 0  # -1 pads a batch
     in_P1 = is_sample & P1[batches]
     in_P2 = is_sample & ~P1[batches]
     B = is_sample.sum(1, keepdims=True)
     n_1 = in_P1.sum(1, keepdims=True)
     n_2 = in_P2.sum(1, keepdims=True)
-    members = np.where(P1[batches], n_1, n_2)
-    return weight[batches] / (alpha + beta) * B / np.maximum(members, 1)
+    n_own = np.where(P1[batches], n_1, n_2)  # how many of the batch are in the sample's own group
+    return weight[batches] / (w_small + w_large) * B / np.maximum(n_own, 1)
 
 
 # ------------------------------------------------------------------------------------ augmentation
 
 
 def augmentation(config, fl: common.Federation, t: int, clients, batches) -> dict:
-    """The fields of training.Local that change each image at random; it keeps its index."""
+    """What fl.train takes to change each image at random; its cluster is that of the original."""
     if config.augment == "none":
         return {}
     per_step = {"shift": [], "flip": [], "angle": []}
@@ -314,7 +332,7 @@ def augmentation(config, fl: common.Federation, t: int, clients, batches) -> dic
 
 
 def draw_changes(kind: str, shape: tuple, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """For batches of this shape (T, B): shifts in pixels (T, B, 2), flips, angles in radians."""
+    """Random shifts in pixels (T, B, 2), flips (T, B) and angles in radians (T, B)."""
     shift = rng.integers(-4, 5, (*shape, 2))
     flip = rng.random(shape) < 0.5
     angle = np.zeros(shape)
@@ -324,16 +342,16 @@ def draw_changes(kind: str, shape: tuple, rng: np.random.Generator) -> dict[str,
 
 
 def change_images(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
-    """Each image turned by `angle`, flipped if `flip`, moved by `shift`, to the nearest pixel.
+    """Each image moved by `shift`, flipped if `flip`, then turned by `angle`, to the nearest pixel.
 
-    x (K, B, H, W, C) normalised; black (C,) is what lies beyond its edges. `extra` is drawn for
-    full batches.
+    x (K, n, H, W = H, C) are normalised; black (C,) is what lies beyond their edges. `extra` has
+    entries for full batches, of which a short one takes the first n.
     """
     images = (x - black).flatten(0, 1).permute(0, 3, 1, 2)
-    B, side = x.shape[1:3]
+    n, side = x.shape[1:3]
 
     def drawn(name: str) -> Tensor:
-        return extra[name][:, :B].flatten(0, 1).to(x.dtype)
+        return extra[name][:, :n].flatten(0, 1).to(x.dtype)
 
     cos = drawn("angle").cos()
     sin = drawn("angle").sin()
@@ -349,7 +367,10 @@ def change_images(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
 
 
 def hidden_of_clients(fl: common.Federation, update: common.Update) -> dict:
-    """Hidden vectors (3, n, F) of test images, ten of each of ten classes, in three local nets."""
+    """What the nets of three clients make of test images: hidden `vectors` (3, n, F), n up to 100.
+
+    Ten images of each of ten classes, with their `labels` (n,), and which `clients` these are.
+    """
     y = fl.data.y_test.cpu().numpy()
     rng = fl.streams("shown images")
     classes = np.sort(rng.permutation(np.unique(y))[:10])
@@ -368,9 +389,9 @@ def hidden_of_clients(fl: common.Federation, update: common.Update) -> dict:
 
 @torch.no_grad()
 def hidden_vectors(model: Model, theta: Tensor, x: Tensor) -> Tensor:
-    """(n, F): what the head of the net theta (P,) gets for the images x (n, H, W, C).
+    """(n, F): the input of the net's last layer, its weights theta (P,), for images x (n, H, W, C).
 
-    The logits of somebody's own net, of which no head is known.
+    The logits of somebody's own net, whose last layer is not known.
     """
     net = model.bind(theta[None])
     vectors = []
@@ -381,7 +402,7 @@ def hidden_vectors(model: Model, theta: Tensor, x: Tensor) -> Tensor:
 
 
 def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
-    """tsne*.png: what the first trial's nets saw, in a figure for each setting (Fig. 6)."""
+    """tsne*.png: t-SNE of the first trial's hidden vectors, a figure for each setting (Fig. 6)."""
     import pandas as pd
     import seaborn as sns
     from matplotlib import pyplot
@@ -422,7 +443,7 @@ def embed(vectors: Tensor, labels: Tensor, clients: list[int]):
         z = np.nan_to_num(z, posinf=0, neginf=0)
         z = z / max(np.abs(z).max(), 1e-30)
         perplexity = min(30, len(z) / 2)
-        # exact, from random points: this stands features that are all alike
+        # exact and from random points, which copes with vectors that are all alike
         tsne = TSNE(perplexity=perplexity, method="exact", init="random", random_state=0)
         points = pd.DataFrame(tsne.fit_transform(z), columns=["x", "y"])
         tables.append(points.assign(label=labels.numpy(), client=client))
@@ -436,13 +457,13 @@ CIFAR100 = "--dataset cifar100 --model resnet18 --rounds 100 --epochs 10 --augme
 MOON = f"{CIFAR100} --base moon --mu 1"
 BASES = "--base solo fedavg fedprox"
 ALPHAS = "--alpha 0.3 0.5"
-PRESETS = {  # command lines; of a flag given twice the last counts
-    "table2": f"{CIFAR10} {ALPHAS} --projection {BASES} moon  # on one net",
-    "table2-cifar100": f"{CIFAR100} {ALPHAS} --projection {BASES}  # MOON apart",
+PRESETS = {  # of a flag given twice the last counts
+    "table2": f"{CIFAR10} {ALPHAS} --projection {BASES} moon  # all with MOON's head",
+    "table2-cifar100": f"{CIFAR100} {ALPHAS} --projection {BASES}  # MOON: table2-moon-cifar100",
     "table2-moon-cifar100": f"{MOON} {ALPHAS}  # with its own mu",
     "table3": f"{CIFAR10} {ALPHAS} --base solo fedprox moon",
-    "table3-cifar100": f"{CIFAR100} {ALPHAS} --base solo fedprox  # MOON apart",
-    "table3-moon-cifar100": f"{MOON} {ALPHAS}  # with its own mu",
+    "table3-cifar100": f"{CIFAR100} {ALPHAS} --base solo fedprox  # MOON: table3-moon-cifar100",
+    "table3-moon-cifar100": f"{MOON} {ALPHAS}  # the same runs as table2-moon-cifar100",
     "fig2": f"{CIFAR10} --arm base --projection --base fedavg fedprox moon  # the first rounds",
     "fig5": f"--dataset cifar10 cifar100 {ALPHAS} --arm base --rounds 1  # partition.png",
     "fig6": f"{CIFAR10}  # t-SNE of local features",
