@@ -2,20 +2,23 @@
 
 The client curriculum of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV
 2023), Section 4. Algorithm 2 deals the data so that some clients are easy and some are hard. The
-server ranks all M clients by their mean loss; the easiest g(u) are the pool, which takes part once,
-K clients a round; then all are ranked anew. g grows from b M to M over the first a U of U client
-updates. Within a client the data curriculum (Algorithm 1) may act as well: a 2x2 of methods.
+server ranks all M clients by their mean loss. The easiest g(u) are the pool: each of them takes
+part once, in random order, K clients a round; then all are ranked anew. g grows from b M to M over
+the first a U of a training's U client updates, u of which are done. Within a client the data
+curriculum (Algorithm 1) may act as well: a 2x2 of methods.
 
-What differs from the paper, and why:
+What differs from the paper:
 - In Algorithm 2 a client's block begins here where the one before it ends. The printed cumsum
   begins it one block later, and so overruns the data. --f-ord may be 0, as in the paper's figures.
   The paper's std of .01 for IID clients needs --no-stratify.
-- Every round has K clients. Where fewer of the pool are left, the next pool fills up their round.
+- Every round has K clients: where fewer of the pool are left, the next pool fills up their round.
   With short rounds instead, the paper's setting would take 109 rounds, not 100.
-- All methods, vanilla too, run on the same partition, and `random` is a random order of clients.
+- All methods, vanilla too, run on the same partition. The pool of `random` is drawn by chance, anew
+  at each ranking.
 - Pacing functions are corrected. As printed (Table 5) linear, quadratic and root end at
   N + (N - 1) b, step at N + N b, and the exponential is N at once.
-- Clients and samples are sorted by loss: the printed score 1 / loss, read from the other end.
+- Clients and samples are sorted by ascending loss: the same as by descending score 1 / loss, which
+  is printed.
 - A batch in which a pass over the admitted samples ends is filled from the next pass.
 """
 
@@ -75,7 +78,7 @@ class Config(experiment.Config):
 
     client_order: str = flag(
         ("curriculum", "vanilla"),
-        "clients: easy first, hard first, at random, or all of them in turn",
+        "the first pools: of easy clients, of hard ones, of random ones, or of all",
         choices=ORDERS,
     )
     data_order: str = flag(
@@ -91,7 +94,7 @@ class Config(experiment.Config):
     )
     f_ord: float = flag(1.0, "share of the data dealt by difficulty (0: none)", low=0, high=1)
     stratify: bool = flag(True, "deal within each class, so that clients keep their mix of labels")
-    expert_epochs: int = flag(2, "of the expert's central training", low=1, high=1000)
+    expert_epochs: int = flag(2, "epochs of the expert, on all samples", low=1, high=1000)
     client_sampling: str = flag(
         "pool",
         "vanilla clients: all in turn, or drawn anew in every round",
@@ -107,8 +110,8 @@ class Config(experiment.Config):
         0.8, "share of the steps until all samples are in", low=0, high=1e6, when=paces_samples
     )
     pacing_b: float = flag(0.2, "share of the samples at first", low=0, high=1, when=paces_samples)
-    lr_alpha: float = flag(0.0, "of eta_i = eta (1 + alpha i)^-p", low=0, when=has_falling_lr)
-    lr_power: float = flag(0.75, "p of eta_i", low=0, when=has_falling_lr)
+    lr_alpha: float = flag(0.0, "alpha in eta_i = eta (1 + alpha i)^-p", low=0, when=has_falling_lr)
+    lr_power: float = flag(0.75, "p in eta_i", low=0, when=has_falling_lr)
 
     def reads_rounds(self) -> bool:
         """Whether a round depends on how many there are."""
@@ -130,12 +133,12 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     """A client order (Section 4.2) around a data order (Algorithm 1)."""
     expert_losses = score_by_expert(config, fl, run)
     fl.shards = deal_by_difficulty(config, fl, expert_losses)  # Algorithm 2
-    means, stds = measure_difficulty(fl.shards, expert_losses)  # (M,), for metrics.csv only
+    means, stds = measure_difficulty(fl.shards, expert_losses)  # for metrics.csv only
     K = config.clients_per_round
-    state = fl.start() | {"pool": 0, "queue": []}  # the pool's size, and who of it still waits
+    state = fl.start() | {"pool": 0, "queue": []}  # its size; who of it has not yet taken part
     for t in run.rounds(state):
-        is_used_up = len(state["queue"]) < K  # the pool: too few of it wait for a round
-        if is_used_up:  # all clients are ranked anew
+        is_used_up = len(state["queue"]) < K  # too few are left for a round
+        if is_used_up:  # rank all clients anew
             losses = score_samples(
                 config, config.client_order, fl, state, fl.everyone, expert_losses
             )
@@ -155,7 +158,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         state["theta"] = fl.aggregate(state, update, p)
 
         columns = {"pool": state["pool"], "expert_loss": means[clients].mean()}
-        columns |= {"inside": stds.mean(), "between": means.std()}  # Section 4.1
+        columns |= {"inside": stds.mean(), "between": means.std()}  # of clients, Section 4.1
         nets, numbers = count_scoring(config, fl, t, is_used_up)
         columns["scorers"] = nets
         columns |= fl.cost(update, received=nets * fl.model.size, sent=numbers)
@@ -176,7 +179,7 @@ def score_by_expert(config: Config, fl: common.Federation, run: experiment.Run) 
 
 
 def deal_by_difficulty(config, fl: common.Federation, losses: np.ndarray) -> list[np.ndarray]:
-    """Algorithm 2 on the clients' shards; without --stratify all samples are of one class."""
+    """Algorithm 2 on the clients' shards; without --stratify all samples count as one class."""
     labels = fl.labels
     if not config.stratify:
         labels = np.zeros_like(labels)
@@ -185,22 +188,23 @@ def deal_by_difficulty(config, fl: common.Federation, losses: np.ndarray) -> lis
 
 
 def reconstitute(shards, labels: np.ndarray, losses: np.ndarray, f_ord: float, rng) -> list:
-    """Algorithm 2: shards of the same class counts N_ic, the first client's samples the easiest.
+    """Algorithm 2: every client i keeps its class counts N_ic, the first gets the easiest samples.
 
-    shards          disjoint index arrays, one for each client i
+    shards          disjoint index arrays, one for each client
     labels, losses  (n,) of all samples
+    f_ord           only this share of N_ic is dealt so; the rest is shuffled by rng and dealt out
     """
     dealt = [[] for _ in shards]
-    everyone = np.sort(np.concatenate(shards))
-    for c in np.unique(labels[everyone]):
-        D_c = everyone[labels[everyone] == c]
+    held = np.sort(np.concatenate(shards))
+    for c in np.unique(labels[held]):
+        D_c = held[labels[held] == c]
         D_c = D_c[np.argsort(losses[D_c], kind="stable")]  # easy first
         N_c = np.array([(labels[shard] == c).sum() for shard in shards])
         id_c = np.cumsum(N_c) - N_c  # where client i's block begins
         ordered = np.floor(f_ord * N_c + 1e-9).astype(int)  # 1e-9: .29 of 100 is 29, not 28
         for i, begin in enumerate(id_c):
             dealt[i].append(D_c[begin : begin + ordered[i]])
-        taken = np.concatenate([parts[-1] for parts in dealt])
+        taken = np.concatenate([parts[-1] for parts in dealt])  # of class c
         remaining = rng.permutation(np.setdiff1d(D_c, taken))
         ends = np.cumsum(N_c - ordered)
         for i, rest in enumerate(np.split(remaining, ends[:-1])):
@@ -232,7 +236,7 @@ def score_samples(config, order: str, fl, state: dict, clients, expert_losses) -
 
 
 def pool_size(config: Config, u: int) -> int:
-    """g(u), how many clients are in after u of the budget's U updates; never fewer than a round's.
+    """g(u), the size of the pool after u of all U client updates, at least a round's K.
 
     Section 4.2 calls it K^(t).
     """
@@ -245,9 +249,9 @@ def pool_size(config: Config, u: int) -> int:
 
 
 def fill_queue(config, fl: common.Federation, state: dict, t: int, difficulty) -> list[int]:
-    """The clients of the rounds to come: who still waits, then the pool, shuffled.
+    """The clients of the rounds to come: those still waiting, then the new pool, shuffled.
 
-    Of the pool, those who still wait come last: so no round has a client twice.
+    Members of the new pool who are still waiting come last: so no round has a client twice.
     """
     if takes_all_clients(config) and config.client_sampling == "uniform":
         return fl.select(t, config.clients_per_round).tolist()
@@ -319,12 +323,13 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
     """Batches of N samples, the easiest admitted first: DataLoader(.., batch_sampler=..) takes it.
 
     difficulty  (N,), small = easy: where several are equal, chance says which is admitted first
-    steps       how many batches there are, of min(batch_size, N) places in 0 .. N - 1
+    steps       how many batches there are, of min(batch_size, N) numbers in 0 .. N - 1
     pacing      step -> how many samples are admitted (one at least is)
     rng         draws the batches, and breaks ties unless `ties`, a generator of its own, does
 
     Each admitted sample is drawn once, in random order, before any comes again. Where such a pass
-    ends within a batch, the next one begins, over the samples admitted by then.
+    ends within a batch, the next one begins, over the samples admitted by then. Iterating is one
+    local round: pacing begins at step 0, and new difficulties want a new sampler.
     """
 
     def __init__(self, difficulty, batch_size: int, steps: int, pacing, rng, ties=None):
@@ -355,16 +360,16 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
 
 
 def falling_lr(config: Config, steps: int) -> np.ndarray:
-    """eta_i = eta (1 + alpha i)^-p at each local step i, (steps,): every client begins at eta_0."""
+    """eta_i = eta (1 + alpha i)^-p at local step i, (steps,); i begins at 0 in every round."""
     i = np.arange(steps)
     return config.lr * (1 + config.lr_alpha * i) ** -config.lr_power
 
 
 def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tuple[int, int]:
-    """How many nets clients receive in round t only to score them, and numbers they send back.
+    """How many nets clients receive in round t only for scoring, and how many numbers they send.
 
-    Under G all clients receive theta whenever they are ranked, unless the base sends none: solo's
-    clients have their own. The expert is sent once, and its scores never change.
+    Under G all clients receive theta whenever they are ranked, unless the base sends no nets: under
+    solo they score with their own. The expert is sent once, as its scores never change.
     """
     nets = 0
     numbers = 0
@@ -385,9 +390,9 @@ def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tu
 
 
 def plot(df, folder) -> None:
-    """Prints the gains over vanilla (A_o) and the consistency (consistency.csv), Section 4.1.
+    """Prints the gains over vanilla, A_o, and writes the consistency of clients (Section 4.1).
 
-    difficulty.png: the expert's loss of each round's clients.
+    consistency.csv: see the columns inside, between; difficulty.png: each round's expert_loss.
     """
     import report  # pandas and what draws take a second
 
@@ -395,7 +400,7 @@ def plot(df, folder) -> None:
     table = df.groupby(["setting", "trial"], sort=False)[["inside", "between"]].first()
     table.to_csv(folder / "consistency.csv")
     means = table.groupby("setting", sort=False).mean().round(3)
-    print(f"\nstd of the expert's loss inside clients, and between their means\n{means}")
+    print(f"\nstd of the expert's loss inside clients, and of the clients' means\n{means}")
     label = "expert's loss of the round's clients, nats"
     report.curves(df.rename(columns={"expert_loss": label}), folder / "difficulty.png", label)
 
@@ -410,7 +415,7 @@ CLIENTS = f"{NEITHER} --client-order curriculum anti random vanilla"
 SCORES_CLIENTS = f"{NEITHER} --client-order curriculum random --score G E"
 SCORES_DATA = f"{NEITHER} --data-order curriculum random --f-ord 0 --score G E"
 DEALT = f"{NEITHER} --rounds 1 --epochs 1 --f-ord 0 1"
-# Flags by the name of a figure. Of a flag given twice the last counts; after a # stands a remark
+# Named after the paper's figures. Of a flag given twice the last counts; what follows # is a remark
 # for --list-presets.
 PRESETS = {
     "consistency": f"{DEALT} {BETAS}  # std of the expert's loss inside clients",

@@ -10,19 +10,20 @@ pool. A frozen client waits, its net still averaged; when all are frozen, all go
 Here theta is the net, omega in the paper, and G the generator, theta in the paper.
 
 What differs from the paper, and why:
-- A phase lasts at most ceil(rounds / Z) rounds. One check can pass only T K / v of K clients, so
-  phases with T < v might never end.
+- A phase lasts at most ceil(rounds / Z) rounds, where Z is the number of phases. One check can pass
+  fewer than T M / v of all M clients, so phases with T < v might never end.
 - Algorithm 1 ends after its last phase. Here all clients train on to the last round, so that all
   methods take as many.
 - The confidence s* (Castells et al., 2020) is the local minimum of Eq. 7, and e where there is
   none. At the printed tau = 10 and lambda = 0.5 it is e for every loss below 9.63: there FedCL's
   loss is cross-entropy at e times the learning rate.
-- Eq. 21 averages all K clients. Here it averages the frozen and those that trained in the round.
-  Only the latter are checked, where line 20 checks all of M_l.
+- Eq. 21 averages all clients. Here it averages the frozen and those that trained in the round, all
+  with the same weight; so do the baselines. Only those that trained are checked, where line 20
+  checks all of M_l, the clients that are not frozen.
 - The pool beta (line 18) is renewed before the generator learns (line 17), so that both are of
   this round. In the first round the generator has learnt nothing, and no features are drawn.
-- The generator's constants are FedGen's. It is told one score a feature vector, standardised by
-  the pool's mean and std. Nothing in Eq. 18 makes the features that difficult;
+- The generator's constants are FedGen's. It gets one score for each feature vector, standardised
+  by the pool's mean and std. Nothing in Eq. 18 makes the features that difficult;
   results/fedcl_gmm_sync/controls.py measures whether they are.
 """
 
@@ -45,7 +46,7 @@ from experiment import flag
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
 MIXTURE = 9  # numbers of a mixture: alpha, mu, sigma^2 of three Gaussians
-DRAWS = 320  # N_k, the server's draws from each client's mixture
+DRAWS = 320  # how many the server takes from a client's mixture, the paper's N_k
 NOISE = 32  # length of epsilon
 TEACHING_STEPS = 50  # of Adam on the generator, in a round
 TEACHING_BATCH = 128
@@ -83,9 +84,9 @@ class Config(experiment.Config):
     mu: float = flag(0.1, "of fedprox: weight of its proximal term", low=0)
 
     method: str = flag(METHODS, "FedCL and its baselines", choices=METHODS)
-    local_steps: int = flag(20, "T, SGD steps of a client in a round", low=1)
+    local_steps: int = flag(20, "SGD steps of a client in a round, the paper's T", low=1)
     data_share: float = flag(
-        1.0, "of the training set that the users hold (the paper's: half)", above=0, high=1
+        1.0, "share of the training set that the clients hold (the paper: half)", above=0, high=1
     )
     tau: float = flag(10.0, "loss that parts easy from hard", above=0, high=1e6, when=is_fedcl)
     lam: float = flag(0.5, "lambda of Eq. 7 (1e9: all confidences are 1)", above=0, when=is_fedcl)
@@ -94,14 +95,14 @@ class Config(experiment.Config):
     )
     v: float = flag(
         0.7,
-        "share of its draws that a client must have at or below beta_T (1: none freezes)",
+        "a client freezes with more than this share of its draws up to beta_T (1: none does)",
         low=0,
         high=1,
         when=is_fedcl,
     )
     phase_quorum: float = flag(
         1.0,
-        "share of frozen clients that ends a phase (1: Algorithm 1; 0.8: the text)",
+        "share of frozen clients that ends a phase (1: Algorithm 1; 0.8: the paper's text)",
         above=0,
         high=1,
         when=is_fedcl,
@@ -110,7 +111,7 @@ class Config(experiment.Config):
     distill: float = flag(0.1, "weight of FedDistill's term (0: none)", low=0, when=is_distilling)
 
     def __post_init__(self):
-        """Two methods are bases of common.py: FedProx; FedDistill, whose users keep their nets."""
+        """FedProx is a base of common.py, and so is FedDistill, whose clients keep their nets."""
         bases = {"fedprox": "fedprox", "feddistill": "solo"}
         self.base = bases.get(self.method, "fedavg")
 
@@ -121,26 +122,26 @@ class Config(experiment.Config):
     def reads_rounds(self) -> bool:
         return is_fedcl(self)  # a phase lasts a share of them
 
-    def federation(self, data: Data, streams: common.Streams) -> "Users":
-        """The users, who hold a random share of the training set; pixels are in [-1, 1]."""
+    def federation(self, data: Data, streams: common.Streams) -> "Clients":
+        """The clients hold a random share of the training set; pixels are in [-1, 1]."""
         if data.mean is None:
             raise UsageError(f"--dataset {self.dataset}: this script reads images")
         n = len(data.y_train)
         held = np.sort(streams("share").permutation(n)[: round(self.data_share * n)])
         owner = None if data.owner is None else data.owner[held]
-        grey = torch.full_like(data.mean, 127.5)  # a byte b becomes (b - 127.5) / 127.5
+        half = torch.full_like(data.mean, 127.5)  # a byte b becomes (b - 127.5) / 127.5
         x = data.x_train[held]
         y = data.y_train[held]
-        data = replace(data, x_train=x, y_train=y, owner=owner, mean=grey, std=grey)
-        users = Users(self, data, streams)
-        if has_generator(self) and users.model.is_plain:
+        data = replace(data, x_train=x, y_train=y, owner=owner, mean=half, std=half)
+        fl = Clients(self, data, streams)
+        if has_generator(self) and fl.model.is_plain:
             wanted = f"{self.method}'s generator wants a net with features and a head"
             raise UsageError(f"--model {self.model}: {wanted}")
-        return users
+        return fl
 
 
 def split_thresholds(text: str) -> list[float]:
-    """'0.8,0.6,0.2' -> S; UsageError unless it falls within (0, 1)."""
+    """'0.8,0.6,0.2' -> S; UsageError unless its numbers fall, all within (0, 1)."""
     try:
         S = [float(word) for word in text.split(",")]
     except ValueError:
@@ -154,26 +155,26 @@ def split_thresholds(text: str) -> list[float]:
 
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
-    """Algorithm 1. FedGen is the same without difficulty and phases."""
+    """Algorithm 1. FedGen is the same with plain cross-entropy, without difficulty and phases."""
     if not has_generator(config):
         federate_baseline(config, fl, run)
         return
     state = fl.start() | begin()
     for t in run.rounds(state):
-        clients = select_unfrozen(config, fl, t, state["frozen"])  # some of M_l
+        clients = select_unfrozen(config, fl, t, state["frozen"])  # of M_l
         batches = draw_batches(config, fl, t, clients)  # line 8
         generated = generate(config, fl, state, t, clients)  # line 9
         loss = functools.partial(objective, config)  # Eq. 19
-        update = fl.train(  # line 11; `generated` comes to `loss` as out.extra
+        update = fl.train(  # line 11: plain SGD; `generated` comes to `loss` as out.extra
             state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated
         )
         columns = traffic(config, fl, state, update)  # lines 4 and 14
-        state["label_counts"] |= count_labels(fl, clients, batches)  # line 10: c_k
+        state["label_counts"] |= count_batch_labels(fl, clients, batches)  # line 10: c_k
         state["theta"] = average(state["frozen"], update)  # line 16: Eq. 21
         if is_fedcl(config):
             state["mixtures"] |= fit_mixtures(config, fl, t, update)  # line 13: D_k
-            draws = draw_from_mixtures(fl, state["mixtures"], t)  # line 21: N_k of each client
-            state["pool"] = pool_draws(draws)  # lines 18 and 19: N, the distribution beta
+            draws = draw_from_mixtures(fl, state["mixtures"], t)  # line 21
+            state["pool"] = pool_draws(draws)  # lines 18 and 19: the distribution beta
         state |= teach(config, fl, state, t)  # line 17: Eq. 18
         if is_fedcl(config):
             columns |= synchronise(config, state, update, draws, t)  # lines 19 to 26
@@ -184,28 +185,28 @@ def begin() -> dict:
     """What lives from round to round, beside the net."""
     return {
         "phase": 0,  # z, from 0 on
-        "phase_began": 0,  # in this round
+        "phase_began": 0,  # the round in which it began
         "frozen": {},  # M_f: theta (P,) of each client, as it was when the client froze
         "mixtures": {},  # D_k: alpha, mu, sigma^2 of each client that has trained
-        "pool": [],  # N, sorted: the distribution beta
+        "pool": [],  # all clients' draws, sorted: the distribution beta
         "label_counts": {},  # c_k (C,)
         "generator": None,  # G's weights; with "adam", Adam's moments, once it has learnt
     }
 
 
 def select_unfrozen(config, fl, t: int, frozen) -> np.ndarray:
-    """The first that are not frozen in the round's random order, which all methods share."""
+    """The first unfrozen clients in the round's random order, which is also that of fl.select."""
     order = fl.streams("select", t).permutation(config.clients)
     unfrozen = order[~np.isin(order, list(frozen))]
     return np.sort(unfrozen[: config.clients_per_round])
 
 
 def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
-    """T full batches of each client, (T, B) with -1 where it has fewer than B samples.
+    """Full batches for all steps of each client, (T, B), with -1 where it has fewer than B samples.
 
     Passes over the shard in new orders; what does not fill a batch is left out.
     """
-    T = config.local_steps
+    steps = config.local_steps
     B = config.batch_size
     schedules = []
     for m in clients:
@@ -213,12 +214,12 @@ def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
         shard = fl.shards[m]
         size = min(B, len(shard))
         batches = []
-        while len(batches) < T:
+        while len(batches) < steps:
             order = rng.permutation(shard)
             full = len(shard) // size * size
             batches += list(order[:full].reshape(-1, size))
-        schedule = np.full((T, B), -1)
-        schedule[:, :size] = batches[:T]
+        schedule = np.full((steps, B), -1)
+        schedule[:, :size] = batches[:steps]
         schedules.append(schedule)
     return schedules
 
@@ -229,7 +230,7 @@ def objective(config, out: training.Output) -> Tensor:
     Only the predictor, the net's head, sees the second.
     """
     losses = loss_of(config, training.sample_losses(out))
-    J = (out.weight * losses).sum(1)  # weight (K, n): 1 / batch size, 0 where no sample is
+    J = (out.weight * losses).sum(1)
     if "z" in out.extra:  # (K, B, F), of this local step
         y = out.extra["y"]
         logits = out.net.head(out.extra["z"])
@@ -239,7 +240,7 @@ def objective(config, out: training.Output) -> Tensor:
 
 
 def loss_of(config, ce: Tensor) -> Tensor:
-    """Of samples: FedCL's loss is the confidence-aware one, FedGen's their cross-entropy."""
+    """The loss of samples with cross-entropy ce: FedCL's, aware of confidence, or ce, FedGen's."""
     if is_fedcl(config):
         return confidence_loss(ce, config.tau, config.lam)
     return ce
@@ -267,12 +268,13 @@ def confidence(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
 def lambert_w(y: torch.Tensor) -> torch.Tensor:
     """The w >= -1 with w e^w = y, for y >= -1 / e in float64: Halley's steps."""
     p = (2 * (math.e * y + 1)).clamp(min=0).sqrt()
+    # where the steps begin
     at_branch_point = -1 + p - p**2 / 3 + p**3 * (11 / 72)
-    elsewhere = torch.log1p(y.clamp(min=0)) * 0.8  # to begin with
+    elsewhere = torch.log1p(y.clamp(min=0)) * 0.8
     w = torch.where(y < 0, at_branch_point, elsewhere)
     for _ in range(6):
-        f = w - y * torch.exp(-w)
-        slope = (w + 1).clamp(min=1e-8)  # of f, times e^-w
+        f = w - y * torch.exp(-w)  # (w e^w - y) e^-w
+        slope = (w + 1).clamp(min=1e-8)  # (w e^w - y)' e^-w
         w = w - f / (slope - (w + 2) * f / (2 * slope))
     return w
 
@@ -316,8 +318,8 @@ def mixture(scores: np.ndarray, seed: int, L: int = 3) -> list[list[float]]:
     return [part.tolist() for part in parts]
 
 
-def count_labels(fl, clients: np.ndarray, batches: list) -> dict[int, list]:
-    """c_k: how many samples of each class were in a client's batches."""
+def count_batch_labels(fl, clients: np.ndarray, batches: list) -> dict[int, list]:
+    """c_k (C,): how many samples of each class were in a client's batches."""
     counts = {}
     for m, schedule in zip(clients, batches, strict=True):
         labels = fl.labels[schedule[schedule >= 0]]
@@ -331,7 +333,7 @@ def average(frozen: dict[int, Tensor], update: training.Update) -> Tensor:
 
 
 def draw_from_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
-    """N_k (DRAWS,): the server's draws from the latest mixture of every client."""
+    """The server's draws (DRAWS,) from the latest mixture of every client."""
     draws = {}
     for m in sorted(mixtures):
         draws[m] = draw_scores(mixtures[m], DRAWS, fl.streams("pool", t, m))
@@ -346,12 +348,12 @@ def draw_scores(mixture: list, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def pool_draws(draws: dict[int, np.ndarray]) -> list[float]:
-    """N: all clients' draws, sorted."""
+    """All clients' draws, sorted."""
     return np.sort(np.concatenate(list(draws.values()))).tolist()
 
 
 def synchronise(config, state: dict, update: training.Update, draws: dict, t: int) -> dict:
-    """Freezes who has passed, and ends the phase (lines 19 to 26). Returns the round's columns."""
+    """Freezes those that have passed, may end the phase (lines 19 to 26); the round's columns."""
     S = split_thresholds(config.thresholds)
     z = state["phase"]
     if z == len(S):  # after the last phase, where Algorithm 1 ends
@@ -363,7 +365,7 @@ def synchronise(config, state: dict, update: training.Update, draws: dict, t: in
     for m, theta in zip(update.clients, update.thetas, strict=True):  # line 20
         below = (draws[m] <= beta_T).sum()
         fractions.append(f"{m}:{below / DRAWS:.3f}")
-        if below > DRAWS * config.v + 1e-9:  # line 22: more than that, not as many
+        if below > DRAWS * config.v + 1e-9:  # line 22: strictly more
             passed[int(m)] = theta.clone()
     frozen = state["frozen"] | passed  # line 23
     columns = {"phase": z + 1, "frozen": len(frozen), "froze": len(passed), "beta_T": beta_T}
@@ -371,8 +373,8 @@ def synchronise(config, state: dict, update: training.Update, draws: dict, t: in
     advance = ""
     if t + 1 - state["phase_began"] >= config.rounds / len(S):
         advance = "forced"
-    if len(frozen) >= config.phase_quorum * config.clients - 1e-9:  # line 3: M_l is empty
-        advance = "natural"
+    if len(frozen) >= config.phase_quorum * config.clients - 1e-9:
+        advance = "natural"  # line 3: M_l is empty, where the quorum is 1
     if advance:
         state["phase"] = z + 1
         state["phase_began"] = t + 1
@@ -382,7 +384,7 @@ def synchronise(config, state: dict, update: training.Update, draws: dict, t: in
 
 
 def quantile(pool: list[float], T: float) -> float:
-    """beta_T, element ceil(T N) of the N sorted draws, counted from 1."""
+    """beta_T, element ceil(T n), counted from 1, of the n sorted draws."""
     place = math.ceil(T * len(pool) - 1e-9)  # 0.07 * 100 is 7.000000000000001
     return pool[max(place, 1) - 1]
 
@@ -391,13 +393,13 @@ def quantile(pool: list[float], T: float) -> float:
 
 
 def build_generator(config, fl, state: dict) -> nn.Sequential:
-    """z = G(epsilon, one-hot y, difficulty), with the weights of the state or its first ones."""
+    """z = G(epsilon, one-hot y, difficulty), with the weights in the state or else initial ones."""
     hidden = config.generator_hidden
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fl.streams.seed("generator"))
         first = nn.Linear(NOISE + fl.data.classes + 1, hidden)
         last = nn.Linear(hidden, fl.model.skeleton.head.in_features)  # F
-    if not is_fedcl(config):  # without the weights of the difficulty, which is told last
+    if not is_fedcl(config):  # drop those of the last input, difficulty; the rest is as FedCL's
         first.weight = nn.Parameter(first.weight[:, :-1].detach().clone())
     G = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), last)
     G = G.to(fl.model.device, fl.model.dtype)
@@ -407,7 +409,7 @@ def build_generator(config, fl, state: dict) -> nn.Sequential:
 
 
 def draw_conditions(config, fl, state: dict, shape: tuple, purpose: str, *key) -> tuple:
-    """Labels y ~ p(y) of this shape; G's input (*shape, ..): epsilon, y and s ~ beta."""
+    """Labels y ~ p(y) of this shape; G's input (*shape, ..): epsilon, one-hot y, a score ~ beta."""
     counts = np.sum(list(state["label_counts"].values()), axis=0)
     p = counts / counts.sum()  # Eq. 15
     y = fl.streams(purpose + " label", *key).choice(len(p), shape, p=p)
@@ -416,11 +418,11 @@ def draw_conditions(config, fl, state: dict, shape: tuple, purpose: str, *key) -
     if is_fedcl(config):
         pool = np.array(state["pool"])
         r = fl.streams(purpose + " difficulty", *key).integers(len(pool), size=shape)
-        s = (pool[r] - pool.mean()) / max(pool.std(), 1e-12)
-        parts.append(s[..., None])
-    told = np.concatenate(parts, -1)
+        score = (pool[r] - pool.mean()) / max(pool.std(), 1e-12)
+        parts.append(score[..., None])
+    conditions = np.concatenate(parts, -1)
     y = torch.as_tensor(y, device=fl.model.device)
-    return y, torch.as_tensor(told, device=fl.model.device, dtype=fl.model.dtype)
+    return y, torch.as_tensor(conditions, device=fl.model.device, dtype=fl.model.dtype)
 
 
 @torch.no_grad()
@@ -433,17 +435,18 @@ def generate(config, fl, state: dict, t: int, clients: np.ndarray) -> dict[str, 
     features = []
     labels = []
     for m in clients:
-        y, told = draw_conditions(config, fl, state, shape, "synthetic", t, m)
-        z = G(told.flatten(0, 1)).unflatten(0, shape)
+        y, conditions = draw_conditions(config, fl, state, shape, "synthetic", t, m)
+        z = G(conditions.flatten(0, 1)).unflatten(0, shape)
         features.append(z.cpu().numpy())
         labels.append(y.cpu().numpy())
     return {"z": features, "y": labels}
 
 
 def teach(config, fl, state: dict, t: int) -> dict:
-    """A round's steps of the generator on Eq. 18 and FedGen's diversity term; its state and Adam's.
+    """Trains G for a round on Eq. 18 and FedGen's diversity term; its new state, and Adam's.
 
-    Heads are linear, so the global head's logits are the mean of those of the heads averaged in it.
+    Eq. 18 judges z by the mean of the logits of the clients' heads. As heads are linear, these are
+    the logits of their mean, the global head.
     """
     head = fl.model.bind(state["theta"][None]).head
     G = build_generator(config, fl, state).train()
@@ -452,8 +455,8 @@ def teach(config, fl, state: dict, t: int) -> dict:
         adam.load_state_dict(state["adam"])
     adam.param_groups[0]["lr"] = TEACHING_LR * 0.98**t
     shape = (TEACHING_STEPS, TEACHING_BATCH)
-    labels, told = draw_conditions(config, fl, state, shape, "teaching", t)
-    for y, condition in zip(labels, told, strict=True):
+    labels, conditions = draw_conditions(config, fl, state, shape, "teaching", t)
+    for y, condition in zip(labels, conditions, strict=True):
         z = G(condition)
         ce = F.cross_entropy(head(z[None])[0], y, reduction="none")  # the head's input: (1, n, F)
         J = loss_of(config, ce).mean() + similarity(z, condition[:, :NOISE])
@@ -474,7 +477,11 @@ def similarity(z: Tensor, epsilon: Tensor) -> Tensor:
 
 
 def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run) -> None:
-    """FedAvg; FedProx, whose base adds its term; FedEnsemble; FedDistill and FedDistill+."""
+    """FedAvg; FedProx, whose base adds its term; FedEnsemble, FedAvg tested as an ensemble.
+
+    FedDistill, whose clients share mean logits and keep their nets; FedDistill+, which averages
+    these, too.
+    """
     state = fl.start() | {"logits": {}}  # m -> FedDistill's mean logits (C, C)
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
@@ -491,10 +498,10 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
             received = numbers if penalty else 0
             columns = fl.cost(update, received, sent=numbers)
             state["logits"] |= mean_logits(config, fl, update)
-        if config.method == "fedensemble":  # the last row: the net of all who did not train
-            state["users"] = torch.cat([update.thetas, state["theta"][None]])
+        if config.method == "fedensemble":  # last, the net that was sent: of all that did not train
+            state["ensemble"] = torch.cat([update.thetas, state["theta"][None]])
         if config.method == "feddistill":
-            state["theta"] = fl.aggregate(state, update)  # base solo: keeps each user's own net
+            state["theta"] = fl.aggregate(state, update)  # base solo: keeps each client's own net
         else:
             state["theta"] = average({}, update)
         run.record(t, state, update, **columns)
@@ -522,8 +529,8 @@ def mean_logits(config, fl, update: training.Update) -> dict[int, Tensor]:
     return means
 
 
-class Users(common.Federation):
-    """The clients, with what is tested: the global net, all users' nets together, or each one."""
+class Clients(common.Federation):
+    """With what is tested after a round: the global net, all clients' nets as one, or each one."""
 
     def test(self, state: dict) -> dict[str, float]:
         label_shares = None
@@ -533,16 +540,16 @@ class Users(common.Federation):
         return columns
 
     def predict(self, state: dict) -> list[Tensor]:
-        """The logits (n, C) of every net that is tested; FedEnsemble's are summed over users."""
+        """The logits (n, C) of every net that is tested; FedEnsemble's: their mean over clients."""
         nets = self.received(state, self.everyone).view(-1, self.model.size)  # one, or M
-        if "users" in state:
-            nets = state["users"]
+        if "ensemble" in state:
+            nets = state["ensemble"]
         x = self.data.images("test", self.model.dtype)
         everything = [np.arange(len(x))] * len(nets)
         logits = common.predict_shards(self.model, nets, x, everything, self.config.chunk)
-        if "users" not in state:
+        if "ensemble" not in state:
             return logits
-        M = self.config.clients  # who did not train holds the last net, which is counted once
+        M = self.config.clients  # who did not train holds the last net, which `logits` has once
         return [(sum(logits) + (M - len(nets)) * logits[-1]) / M]
 
 
@@ -550,7 +557,7 @@ class Users(common.Federation):
 
 
 def traffic(config, fl, state: dict, update: training.Update) -> dict:
-    """The round's megabytes: beside nets G, p(y) and all mixtures down, c_k and D_k up."""
+    """The round's megabytes. Beside the nets: G, p(y) and all mixtures down, c_k and D_k up."""
     C = fl.data.classes
     received = 0
     if state["generator"]:  # beta is drawn alike by all, from the mixtures and a seed
@@ -576,7 +583,7 @@ def plot(df, folder: Path) -> None:
 
 
 def rounds_to_fedavg(df):
-    """The first tested round with FedAvg's final accuracy, and uploads, of runs that reach it."""
+    """Of runs that reach FedAvg's final accuracy: the first tested round there, and its uploads."""
     trial = ["setting", "trial"]
     tested = df.dropna(subset="accuracy")
     goal = tested[tested.method == "fedavg"].groupby(trial).accuracy.last()

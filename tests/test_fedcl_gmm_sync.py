@@ -1123,7 +1123,7 @@ def test_fedensemble_tests_the_sum_of_all_users_logits():
     torch.manual_seed(0)
     theta = state["theta"]
     thetas = theta + 0.2 * torch.randn(4, len(theta), dtype=torch.float64)
-    state["users"] = torch.cat([thetas, theta[None]])
+    state["ensemble"] = torch.cat([thetas, theta[None]])
     x = grey(fl.data.x_test)
     logits = sum(plain_net(user).eval()(x) for user in [*thetas, *[theta] * 4])
     accuracy = 100 * (logits.argmax(1) == fl.data.y_test).double().mean()

@@ -12,7 +12,7 @@ from results.clock import Timed
 from results.fedcl_gmm_sync import controls
 
 
-class Users(Timed, paper.Users):
+class Clients(Timed, paper.Clients):
     pass
 
 
@@ -20,10 +20,10 @@ class Users(Timed, paper.Users):
 class Config(controls.Config):
     """The flags of controls.py."""
 
-    def federation(self, data, streams) -> Users:
-        users = super().federation(data, streams)
-        users.__class__ = Users
-        return users
+    def federation(self, data, streams) -> Clients:
+        fl = super().federation(data, streams)
+        fl.__class__ = Clients
+        return fl
 
 
 def main(argv=None) -> None:
