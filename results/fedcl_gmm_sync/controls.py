@@ -94,7 +94,7 @@ def federate(config: Config, fl: paper.Clients, run: experiment.Run) -> None:
         update = fl.train(state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated)
 
         columns = paper.traffic(config, fl, state, update)
-        state["label_counts"] |= paper.count_labels(fl, clients, batches)
+        state["label_counts"] |= paper.count_batch_labels(fl, clients, batches)
         averaged = state["frozen"]
         if method == "fedcl-fresh":
             averaged = {}
