@@ -200,9 +200,9 @@ def fuzzy_art(
     x holds floats in [0, 1], or bytes, of which 255 stands for 1 (exact with beta = 1). Returns the
     cluster of each row (n,), numbered from 0 as they arise, and their templates w (J, 2d).
     """
-    one = 255
+    unit = 255
     if x.dtype != np.uint8:
-        one = 1.0
+        unit = 1.0
         x = x.astype(np.float64)
         if x.size and not 0 <= x.min() <= x.max() <= 1:
             limits = f"from {x.min():g} to {x.max():g}"
@@ -214,12 +214,12 @@ def fuzzy_art(
     total = np.uint32 if w.dtype == np.uint8 else np.float64  # numpy's own choice is slower
     for i, row in enumerate(x):
         J = len(norms)
-        I_x = np.concatenate([row, one - row])  # complement coding: |I| is d, in x's units
+        I_x = np.concatenate([row, unit - row])  # complement coding: |I| is d, in x's units
         meets = np.minimum(I_x, w[:J])  # I ^ w_j
         overlaps = meets.sum(1, dtype=total)  # |I ^ w_j|
-        candidates = np.flatnonzero(overlaps / (one * d) >= rho - 1e-9)  # C_p of Eq. 1
+        candidates = np.flatnonzero(overlaps / (unit * d) >= rho - 1e-9)  # C_p of Eq. 1
         if len(candidates):
-            choice = overlaps[candidates] / (one * alpha + norms[candidates])  # T_j of Eq. 2
+            choice = overlaps[candidates] / (unit * alpha + norms[candidates])  # T_j of Eq. 2
             j = candidates[choice.argmax()]  # the oldest of equals
             w[j] = beta * meets[j] + (1 - beta) * w[j]  # Eq. 3
             norms[j] = w[j].sum()
@@ -242,8 +242,8 @@ def small_clusters(clusters: np.ndarray, shards: list[np.ndarray], quantile: flo
     sizes = np.bincount(clusters)[clusters]
     P1 = np.zeros(len(clusters), dtype=bool)
     for samples in shards:
-        place = int(quantile * len(samples) + 1e-9)  # 0.29 * 100 is 28.99..
-        T = np.sort(sizes[samples])[min(place, len(samples) - 1)]
+        index = int(quantile * len(samples) + 1e-9)  # 0.29 * 100 is 28.99..
+        T = np.sort(sizes[samples])[min(index, len(samples) - 1)]
         P1[samples] = sizes[samples] < T
     return P1
 

@@ -385,8 +385,8 @@ def synchronise(config, state: dict, update: training.Update, draws: dict, t: in
 
 def quantile(pool: list[float], T: float) -> float:
     """beta_T, element ceil(T n), counted from 1, of the n sorted draws."""
-    place = math.ceil(T * len(pool) - 1e-9)  # 0.07 * 100 is 7.000000000000001
-    return pool[max(place, 1) - 1]
+    rank = math.ceil(T * len(pool) - 1e-9)  # 0.07 * 100 is 7.000000000000001
+    return pool[max(rank, 1) - 1]
 
 
 # --------------------------------------------------------------------------------- the generator

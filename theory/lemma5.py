@@ -30,9 +30,9 @@ def factors(alpha, mu, j):
     """Two (c, e) with V' <= c V + e B + noise at local step j: Young, with alpha mu or 1/(j+1)."""
     if j == 0:  # V = 0
         return (0.0, alpha**2), (0.0, alpha**2)
-    kept = 1 - alpha * mu
-    by_rate = kept, alpha / mu
-    by_count = (1 + 1 / j) * kept**2, (1 + j) * alpha**2
+    contraction = 1 - alpha * mu
+    by_rate = contraction, alpha / mu
+    by_count = (1 + 1 / j) * contraction**2, (1 + j) * alpha**2
     return by_rate, by_count
 
 
@@ -63,8 +63,8 @@ def counterexample(mu=0.1, L=1.0, alpha=1 / 12, B=1e-4, N=10, Q=4):
     Returns the symbols of every step, V = x^2: (N+1,) and F: (N+1,).
     """
     symbols = mu, L, alpha, B, 0.0, 0.0, Q
-    kept = (1 - alpha * mu) ** np.arange(N + 1)
-    x = np.sqrt(B) / mu * (1 - kept)
+    contraction = (1 - alpha * mu) ** np.arange(N + 1)
+    x = np.sqrt(B) / mu * (1 - contraction)
     return symbols, x**2, mu / 2 * x**2
 
 

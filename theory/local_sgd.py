@@ -66,13 +66,13 @@ def recursion(problem):
         w = np.zeros((Q, d))
         for j in range(problem.N):
             alpha = problem.steps[t, j]
-            kept = (1 - alpha * h) ** 2
+            contraction = (1 - alpha * h) ** 2
             g = h * m + problem.biases[t, j]
             squared = (g**2 + h**2 * (u + w)).sum(1, keepdims=True)
             variance = problem.M * squared + problem.sigma**2
             m = m - alpha * g
-            u = kept * u
-            w = kept * w + alpha**2 * variance / d
+            u = contraction * u
+            w = contraction * w + alpha**2 * variance / d
         mean = m.mean(0)
         u = u + w.mean(0) / Q
         error.append((mean**2).sum() + u.sum())

@@ -51,16 +51,16 @@ class State:
         g = gradient + b  # E g_k
         v = M * (g**2).sum(1) + sigma**2  # E||n_k||^2
         common = v.mean() / Q  # E||mean_k n_k||^2
-        own = v.mean() - common
+        private = v.mean() - common
         moved = theta - alpha * g
         self.second = (g**2).sum(1) + v  # E||g_k||^2: (Q,)
         self.off_mean = (b.mean(0) ** 2).sum() + common  # E||g - bar g||^2
-        self.apart = spread(g) + own  # mean_k E||g_k - g||^2
+        self.apart = spread(g) + private  # mean_k E||g_k - g||^2
         self.pulled = (
             (average - alpha * gradient.mean(0)) ** 2
         ).sum()  # ||hat theta - alpha bar g||^2
         self.next_E = (moved.mean(0) ** 2).sum() + alpha**2 * common
-        self.next_V = spread(moved) + alpha**2 * own
+        self.next_V = spread(moved) + alpha**2 * private
 
 
 def random_states(seed=0, count=2000):

@@ -18,12 +18,12 @@ def spread_path(problem, t):
     r' = sqrt{[(1 - alpha mu) r + alpha sqrt B]^2 + alpha^2 (1 - 1/Q) sigma^2}.
     """
     r = [0.0]
-    own = (1 - 1 / problem.Q) * problem.sigma**2
+    private = (1 - 1 / problem.Q) * problem.sigma**2
     for j in range(problem.N - 1):
         alpha = problem.steps[t, j]
-        kept = (1 - alpha * problem.f.mu) * r[j]
+        shrunk = (1 - alpha * problem.f.mu) * r[j]
         pushed = alpha * np.sqrt(problem.mean_B[t, j])
-        squared = (kept + pushed) ** 2 + alpha**2 * own
+        squared = (shrunk + pushed) ** 2 + alpha**2 * private
         r.append(np.sqrt(squared))
     return r
 
@@ -39,12 +39,12 @@ def round_bound(problem, t):
     for j in reversed(range(problem.N)):
         alpha = problem.steps[t, j]
         mean_B = problem.mean_B[t, j]
-        kept = (1 - alpha * f.mu) * r[j]
+        shrunk = (1 - alpha * f.mu) * r[j]
         pushed = alpha * np.sqrt(mean_B)
-        if kept == 0 and problem.M > 0 and j > 0:
-            kept = pushed  # e = 1: noise alone may have spread the clients
+        if shrunk == 0 and problem.M > 0 and j > 0:
+            shrunk = pushed  # e = 1: noise alone may have spread the clients
         symbols = problem.symbols(t, j)
-        p, w, c = step(f, symbols, mean_B, p, w, young(kept, pushed))
+        p, w, c = step(f, symbols, mean_B, p, w, young(shrunk, pushed))
         floor += c
     return p, floor
 
@@ -65,7 +65,7 @@ def closed_form(problem):
     require(M == 0 and mu > 0, "M = 0 and mu > 0")
     require(problem.steps == alpha, "one constant step")
     require(alpha <= SLACK * 2 / (L + mu), "alpha <= 2 / (L + mu)")
-    kept = 1 - 2 * alpha * mu * L / (L + mu)
+    contraction = 1 - 2 * alpha * mu * L / (L + mu)
     steps = N * np.arange(problem.T + 1)
     reach = min(alpha * (N - 1), 1 / mu)
     r = (
@@ -73,7 +73,7 @@ def closed_form(problem):
         + alpha * np.sqrt(N - 1) * sigma  # and by the noise
     )
     return (
-        kept**steps * problem.E_0
+        contraction**steps * problem.E_0
         + (L + mu) / (2 * mu * L) * alpha * sigma**2 / Q
         + (L - mu) ** 2 / (4 * mu * L) * r**2  # the spread drives the average
     )

@@ -52,8 +52,8 @@ def step(f, symbols, mean_B, p, w, young):
     return new_p, new_w, alpha**2 * c
 
 
-def young(kept, pushed):
-    """(1 + e, 1 + 1/e) for e = pushed / kept, where Young's inequality is an equality."""
-    if kept == 0 or pushed == 0:  # one of the two terms is 0
+def young(shrunk, pushed):
+    """(1 + e, 1 + 1/e) for e = pushed / shrunk, where Young's inequality is an equality."""
+    if shrunk == 0 or pushed == 0:  # one of the two terms is 0
         return 1.0, 1.0
-    return 1 + pushed / kept, 1 + kept / pushed
+    return 1 + pushed / shrunk, 1 + shrunk / pushed

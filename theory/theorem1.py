@@ -38,10 +38,10 @@ def printed(problem, power=2):
     noise = (3 + 2 * problem.M) * problem.B + 3 * problem.sigma**3
     noise = 2 * alpha**2 * L * noise / problem.Q
     noise[0] = 0.0  # the printed sums and the product start at t = 1
-    kept = (1 - alpha * problem.f.mu / 2).prod(1)
-    kept[0] = 1.0
+    contraction = (1 - alpha * problem.f.mu / 2).prod(1)
+    contraction[0] = 1.0
     return (
-        kept.cumprod() * problem.E_0  # what is left of the start
+        contraction.cumprod() * problem.E_0  # what is left of the start
         + noise.sum(1).cumsum()
         + printed_bias(problem, power)
     )

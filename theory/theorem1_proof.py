@@ -56,13 +56,13 @@ def round_in_form(problem, t, form):
     for j in reversed(range(problem.N)):
         mu, L, alpha, B, M, sigma, Q = problem.symbols(t, j)
         require(alpha <= SLACK * 2 / (mu + L), "alpha <= 2 / (mu + L)")
-        own = w * (1 - 1 / Q)  # weight of the noise that the average does not see
+        private = w * (1 - 1 / Q)  # weight of the noise that the average does not see
         gained = p * (1 - 2 * alpha * L * (1 + 2 * M / Q))
-        lost = 4 * own * alpha * M * L
+        lost = 4 * private * alpha * M * L
         require(lost - gained <= 1e-12 * p, "the weight of F is not positive: smaller steps")
         c, e = lemma5.factors(alpha, mu, j)[form]
         noise = alpha**2 * (2 * M * B + sigma**2)
-        floor += (p / Q + own) * noise
+        floor += (p / Q + private) * noise
         floor += w * e * B
         w = 2 * p * alpha * L + w * c
         p = p * (1 - alpha * mu)

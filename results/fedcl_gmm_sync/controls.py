@@ -10,7 +10,7 @@ fedgen-e        FedGen at e times the learning rate, the factor that its loss gi
 fedavg-e        FedAvg at e times the learning rate
 
 fedcl and its variants have one column more, rank_correlation: do generated features obey? It is
-Spearman's, of the difficulty that the generator is told and the one that the global head sees.
+Spearman's, of the difficulty that the generator is given and the one that the global head sees.
 """
 
 import functools
@@ -112,16 +112,16 @@ def federate(config: Config, fl: paper.Clients, run: experiment.Run) -> None:
 
 @torch.no_grad()
 def rank_correlation(config, fl: common.Federation, state: dict, t: int) -> float:
-    """Spearman's, of told and realised difficulty of new features; 0 if either is constant."""
+    """Spearman's, of asked and realised difficulty of new features; 0 if either is constant."""
     import pandas as pd
 
     head = fl.model.bind(state["theta"][None]).head
     G = paper.build_generator(config, fl, state).eval()
-    y, told = paper.draw_conditions(config, fl, state, (paper.DRAWS,), "obedience", t)
-    ce = F.cross_entropy(head(G(told)[None])[0].double(), y, reduction="none")
+    y, conditions = paper.draw_conditions(config, fl, state, (paper.DRAWS,), "obedience", t)
+    ce = F.cross_entropy(head(G(conditions)[None])[0].double(), y, reduction="none")
     realised = paper.difficulty(ce, config.tau, config.lam)
-    both = pd.DataFrame({"told": told[:, -1].tolist(), "realised": realised.tolist()})
-    rho = both.corr("spearman").loc["told", "realised"]
+    both = pd.DataFrame({"asked": conditions[:, -1].tolist(), "realised": realised.tolist()})
+    rho = both.corr("spearman").loc["asked", "realised"]
     return 0.0 if math.isnan(rho) else float(rho)
 
 
