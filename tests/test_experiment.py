@@ -823,7 +823,7 @@ def test_an_edited_file_of_the_users_is_not_resumed(work, capsys):
     start("--out=r", "--rule=mine.py:rule", "--resume")
     Path("mine.py").write_text("def rule(): return 2\n")
     line = refused(capsys, "--out=r", "--rule=mine.py:rule", "--resume")
-    assert "another run's (file of rule " in line
+    assert "another run's (the file of --rule, checksum " in line
 
 
 # ---------------------------------------------------------------------- what goes wrong, and right

@@ -71,7 +71,10 @@ def test_interval_is_students():
 
 def test_an_interval_without_spread_or_of_one_trial():
     assert report.interval([0.0, 0.0, 0.0]) == (0, 0, 0, 1)
-    assert report.interval([2.0, 2.0]) == (2, 2, 2, 0)
+    for equal in ([2.0, 2.0], [80 / 9, 80 / 9 + 1e-14]):  # nothing to estimate a spread from
+        mean, *rest = report.interval(equal)
+        assert mean == pytest.approx(equal[0])
+        assert np.isnan(rest).all()
     mean, *rest = report.interval([2.0])
     assert mean == 2 and np.isnan(rest).all()
 
