@@ -11,6 +11,15 @@ from results.clock import SPREADS
 from results.evidence import FOLDER, KEYS, interval
 
 DATA = {"fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+NAMES = {
+    "fedavg": "FedAvg",
+    "fedavg+cl": "FedCL",
+    "fedcl": "phases as printed",
+    "fedcl-fresh": "the frozen left out",
+    "fedcl-nofreeze": "no freezing",
+    "fedavg size": "by size",
+    "fedavg+longer": "FedAvg, equal samples",
+}
 
 
 def read(run: str, spread: float) -> pd.DataFrame:
@@ -58,7 +67,7 @@ def phases() -> list[tuple]:
                 waited.setdefault(method, []).append(run.waited.mean())
                 accuracy.setdefault(method, []).append(last_ten(run))
         for method in ("fedcl", "fedcl-fresh"):
-            line = [DATA[name], spread, method]
+            line = [DATA[name], spread, NAMES[method]]
             line.append(f"{np.mean(waited[method]):.0f} %")
             for measure in (waited, accuracy):
                 d = np.subtract(measure[method], measure["fedcl-nofreeze"])
@@ -79,7 +88,8 @@ def draws() -> list[tuple]:
                 at_end.setdefault(method, []).append(tested.iloc[-1])
         size = np.array(at_end["fedavg size"])
         for method in ("fedavg", "fedavg+longer"):
-            rows.append((DATA[name], spread, method, str(interval(size - at_end[method]))))
+            gain = interval(size - at_end[method])
+            rows.append((DATA[name], spread, NAMES[method], str(gain)))
     return rows
 
 
@@ -106,15 +116,19 @@ def seconds_to(run: pd.DataFrame, goal: float) -> tuple[float, bool]:
 
 
 def draw(name: str, run: str, title: str) -> None:
-    """results/clock-NAME.png: accuracy over simulated seconds, a panel for each spread."""
+    """results/clock-NAME.png: accuracy over hours, a panel for each data set and spread."""
     import matplotlib
 
     matplotlib.use("Agg")
     import seaborn as sns
 
-    parts = [read(run, spread).assign(spread=spread) for spread in SPREADS]
+    parts = []
+    for data, spread in settings(run):
+        rounds = read(run.format(data), spread)
+        parts.append(rounds.assign(data=DATA[data], spread=spread))
     df = pd.concat(parts).dropna(subset="accuracy")
     df["hours"] = df.seconds / 3600
+    df["method"] = df["method"].replace(NAMES)
     grid = sns.relplot(
         df,
         x="hours",
@@ -122,19 +136,22 @@ def draw(name: str, run: str, title: str) -> None:
         hue="method",
         units="trial",
         estimator=None,
+        row="data",
         col="spread",
         kind="line",
-        height=3.2,
-        facet_kws={"sharex": False},
+        height=2.7,
+        aspect=1.3,
+        facet_kws={"sharex": False, "sharey": "row"},
         linewidth=1,
         alpha=0.7,
     )
+    grid.set_titles("{row_name}, spread {col_name}")
     grid.set_axis_labels("simulated hours", "test accuracy in %")
-    grid.figure.suptitle(f"{title}: a line for each trial", y=1.03)
+    grid.figure.suptitle(f"{title}: a line for each trial", y=1.02)
     grid.savefig(FOLDER / f"clock-{name}.png", dpi=90)
 
 
 if __name__ == "__main__":
-    draw("doubling", "fedcl_fgn/clock-fmnist", "FedCL and FedAvg, Fashion-MNIST")
-    draw("phases", "fedcl_gmm_sync/clock-fmnist", "Phases, Fashion-MNIST")
-    draw("draws", "fedcl_fgn/clock-size-fmnist", "Draws by size, Fashion-MNIST, 960 uploads")
+    draw("doubling", "fedcl_fgn/clock-{}", "FedCL and FedAvg")
+    draw("phases", "fedcl_gmm_sync/clock-{}", "Phases")
+    draw("draws", "fedcl_fgn/clock-size-{}", "Draws by size, 960 uploads")
