@@ -92,7 +92,7 @@ def claims(script: str) -> list[str]:
         if about.scale == "own":
             continue
         found = family(claim)
-        ours = "no paired difference"
+        ours = "not reported"
         if len(found):
             ours = words(found.iloc[0])
         elif about.scale == "theory":
@@ -114,14 +114,13 @@ def controls(script: str) -> list[str]:
 
 def comparisons(script: str) -> list[str]:
     """All comparisons of a script's claims."""
-    head = ("claim", "difference", "paper", "ours [95 %]", "p (Holm)", "trials")
+    head = ("claim", "difference", "ours [95 %]", "p (Holm)", "trials")
     rows = []
     for claim in of_script(script).index:
         for row in family(claim).itertuples():
             ours = shown(row.interval, row.measure)
-            paper = f"{float(row.paper):+.1f}" if row.paper else ""
             p = "< .001" if row.p < 0.001 else f"{row.p:.3f}".lstrip("0")
-            rows.append((claim, measured(row), paper, ours, p, row.interval.n))
+            rows.append((claim, measured(row), ours, p, row.interval.n))
     return markdown(head, rows)
 
 
