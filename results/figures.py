@@ -35,9 +35,9 @@ def draw(script: str) -> None:
     titles = ("The paper's claims", "Our questions: no control in the paper")
     for axis, rows, title in zip(axes[:, 0], panels, titles, strict=False):
         draw_panel(axis, rows, title)
-    axes[-1, 0].set_xlabel("difference of accuracy, points (mean over trials, 95 % interval)")
+    axes[-1, 0].set_xlabel("points of accuracy: mean, 95 % interval")
     axes[-1, 0].set_xlim(limits(panels))
-    axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper right", ncols=2, fontsize=8)
     figure.suptitle(f"{script}.py: what came out", x=0.02, ha="left", weight="bold")
     figure.tight_layout()
     figure.savefig(FOLDER / script / "differences.png", dpi=110)
@@ -76,7 +76,8 @@ def draw_panel(axis, rows: list, title: str) -> None:
         axis.plot(found.mean, height, "o", color="C0")
         axis.plot(paper, height, "D", color="C3", markersize=5)
     axis.plot([], [], "o-", color="C0", label="ours")
-    axis.plot([], [], "D", color="C3", markersize=5, label="the paper's number")
+    if not np.isnan([paper for *_, paper in rows]).all():
+        axis.plot([], [], "D", color="C3", markersize=5, label="the paper's number")
     axis.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(axis="x", color="0.9")
