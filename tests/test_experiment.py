@@ -1015,6 +1015,21 @@ def test_a_signal_keeps_the_rounds_and_resume_is_exact(work, sent, status, jobs)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_ctrl_c_while_processes_are_prepared_is_one_line(work):
+    """All of the terminal's processes get it; the one that imports for the others is deaf to it."""
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    flags = ["--rounds=60", "--trials=1", "--jobs=2", "--out=r"]
+    running = process(work, *flags, start_new_session=True, preexec_fn=heard)
+    wait_for(lambda: len(family(running.pid)) >= 3)  # itself, the resource tracker, the importer
+    os.killpg(running.pid, signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130 and "Traceback" not in errors, errors
+    assert errors.splitlines()[-1] in ("stopped", "stopped; --resume goes on in r")
+    assert errors.splitlines()[-1] == "stopped" or (work / "r" / "config.json").exists()
+    wait_for(lambda: family(running.pid) == [], 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_worker_that_dies_ends_the_command_in_one_line(work):
     running = started(work, "--jobs=2")
     workers = []
