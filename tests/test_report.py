@@ -241,7 +241,7 @@ def test_partition_is_written_by_setting(drawn, tmp_path):
     second = table[table.setting == "alpha=2"]
     rows = second[["client", "class", "samples"]].to_numpy().tolist()
     assert rows == [[0, 0, 1], [0, 1, 2], [1, 0, 3]]
-    assert drawn["partition.png"][0].attrs["title"].startswith("digits, trial 1")
+    assert drawn["partition.png"][0].attrs["title"].startswith("digits, first trial")
 
 
 def test_figures_are_files_with_titles_and_units(tmp_path, monkeypatch):
