@@ -37,30 +37,37 @@ PACINGS = ("linear", "quadratic", "root", "step", "exponential")
 
 
 def is_ranked(order: str) -> bool:
+    """Whether this order sorts by difficulty."""
     return order in ("curriculum", "anti")
 
 
 def asks_score(config) -> bool:
+    """Whether clients or samples are sorted by difficulty."""
     return is_ranked(config.client_order) or is_ranked(config.data_order)
 
 
 def takes_all_clients(config) -> bool:
+    """Whether the pool is all clients from the start."""
     return config.client_order == "vanilla"
 
 
 def paces_clients(config) -> bool:
+    """Whether the pool grows."""
     return not takes_all_clients(config)
 
 
 def paces_samples(config) -> bool:
+    """Whether a client's admitted samples grow."""
     return config.data_order != "vanilla"
 
 
 def is_paced(config) -> bool:
+    """Whether either grows."""
     return paces_clients(config) or paces_samples(config)
 
 
 def has_falling_lr(config) -> bool:
+    """Whether eta falls within a round."""
     return config.lr_alpha > 0 and config.lr_power > 0
 
 

@@ -46,6 +46,7 @@ def is_weighted(config) -> bool:
 
 
 def is_solo(config) -> bool:
+    """Whether every client trains alone."""
     return config.base == "solo"
 
 
