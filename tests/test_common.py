@@ -591,7 +591,7 @@ def test_a_resumed_round_reads_the_memory_of_its_state():
 
 def test_a_scripts_own_base_and_projection():
     class Half(common.FedAvg):
-        def server(self, w_0, w, p, update, memory):
+        def server(self, w_0, w_hat, p, update, memory):
             return w_0 / 2
 
     data = ordinary.random_images()

@@ -393,6 +393,7 @@ def test_ranks_train_each_client_once_and_all_hold_one_processs_bits(ranks, monk
     model = lenet_on(data)
     batches = ordinary.draw_schedules(data, RAGGED, 3)
     whole = train_all(model, model.init(0), data, batches, Local(0.05), chunk=1)
+    expected = whole.thetas
     trained = []
     make_stack = training.Stack
 
@@ -401,6 +402,7 @@ def test_ranks_train_each_client_once_and_all_hold_one_processs_bits(ranks, monk
         return make_stack(model, theta_0, data, stacked, local, etas)
 
     sent = {}
+    parts = {}  # of the average
     numbers = {"rank": 0, "call": 0}
 
     def broadcast(part, src):
@@ -412,20 +414,30 @@ def test_ranks_train_each_client_once_and_all_hold_one_processs_bits(ranks, monk
         else:
             part.fill_(math.nan)
 
+    def all_reduce(part):
+        parts[numbers["rank"]] = part.clone()
+        part.copy_(sum(parts.values()))
+
     def train_rank(rank):
+        """Its update, the clients' nets and their average."""
         numbers.update(rank=rank, call=0)
-        return train_all(model, model.init(0), data, batches, Local(0.05), chunk=1)
+        update = train_all(model, model.init(0), data, batches, Local(0.05), chunk=1)
+        average = update.average(p)  # before the rows of others are here
+        return update, update.thetas, average
 
     monkeypatch.setattr(training, "Stack", spy_stack)
     monkeypatch.setattr(training, "rank_and_ranks", lambda: (numbers["rank"], ranks))
     monkeypatch.setattr(training.dist, "broadcast", broadcast)
+    monkeypatch.setattr(training.dist, "all_reduce", all_reduce)
+    p = torch.tensor([0.1, 0.3, 0.2, 0.25, 0.15], dtype=torch.float64)
     for rank in range(ranks):  # now everybody's rows are sent
         train_rank(rank)
     assert sorted(trained) == sorted(rows.tobytes() for rows in batches)
     for rank in range(ranks):
-        update = train_rank(rank)
-        assert torch.equal(update.thetas, whole.thetas)
-        for name in ("steps", "samples", "length", "grad_sq", "train_loss"):
+        update, thetas, average = train_rank(rank)
+        assert torch.equal(thetas, expected)
+        assert torch.allclose(average, p @ expected, rtol=0, atol=1e-12)
+        for name in ("finite", "steps", "samples", "length", "grad_sq", "train_loss"):
             assert np.array_equal(getattr(update, name), getattr(whole, name))
 
 
