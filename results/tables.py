@@ -1,8 +1,8 @@
 """python -m results.tables [--check]
 
 Writes the tables of the pages from the evidence (evidence.py): in a page what stands between
-`<!-- KIND: SCRIPT -->` and `<!-- end -->`. --check writes nothing and exits with 1 where a page
-would change.
+`<!-- KIND: SCRIPT -->` and `<!-- end -->`, and differences.csv, all comparisons. --check writes
+nothing and exits with 1 where a file would change.
 
 claims.csv       the papers' claims, and ours (scale 'own'): statement, the paper's number, setting
 comparisons.csv  what decides each: the difference plus - minus of a measure, the claimed sign
@@ -113,15 +113,30 @@ def controls(script: str) -> list[str]:
 
 
 def comparisons(script: str) -> list[str]:
-    """All comparisons of a script's claims."""
+    """The first comparison of each of a script's claims; differences.csv has them all."""
     head = ("claim", "difference", "ours [95 %]", "p (Holm)", "trials")
     rows = []
     for claim in of_script(script).index:
-        for row in family(claim).itertuples():
+        for row in family(claim)[:1].itertuples():
             ours = shown(row.interval, row.measure)
             p = "< .001" if row.p < 0.001 else f"{row.p:.3f}".lstrip("0")
             rows.append((claim, measured(row), ours, p, row.interval.n))
     return markdown(head, rows)
+
+
+def differences() -> str:
+    """differences.csv: every comparison, its paired difference with the 95 % interval."""
+    rows = []
+    for claim, about in CLAIMS.iterrows():
+        for row in family(claim).itertuples():
+            found = row.interval
+            numbers = [found.mean, found.low, found.high, row.p]
+            digits = [f"{number:.4g}" for number in numbers]
+            claimed = [row.sign, row.paper]
+            rows.append((about.script, claim, row.what, row.measure, *digits, found.n, *claimed))
+    columns = ["script", "claim", "difference", "measure", "mean", "low", "high", "p_holm"]
+    columns += ["trials", "claimed_sign", "paper"]
+    return pd.DataFrame(rows, columns=columns).to_csv(index=False)
 
 
 def of_script(script: str) -> pd.DataFrame:
@@ -213,16 +228,17 @@ def pages() -> list[Path]:
 
 
 def main(argv: list[str]) -> int:
-    stale = []
+    files = {FOLDER / "differences.csv": differences()}
     for path in pages():
-        text = path.read_text()
-        new = write(text)
-        if new != text:
-            stale.append(path)
-            print(path.relative_to(FOLDER.parent))
-        if argv != ["--check"]:
-            path.write_text(new)
-    return 1 if stale and argv == ["--check"] else 0
+        files[path] = write(path.read_text())
+    stale = [path for path, text in files.items() if path.read_text() != text]
+    for path in stale:
+        print(path.relative_to(FOLDER.parent))
+    if argv == ["--check"]:
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(files[path])
+    return 0
 
 
 if __name__ == "__main__":

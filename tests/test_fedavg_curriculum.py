@@ -621,6 +621,7 @@ def test_a_sweep_trains_once_what_does_not_read_it(data_file, tmp_path, monkeypa
         ("--order anti --score G E --expert-epochs 1 2", 3),  # G asks for no expert
         ("--order vanilla --base fedavg fedprox --mu 0.1 0.2", 3),  # FedAvg has no mu
         ("--order vanilla --lr-alpha 0 0.1 --lr-power 0 0.75", 2),  # three of four are constant
+        ("--order vanilla --alpha 0.1 1 --partition iid dirichlet", 3),  # iid has no alpha
     ],
 )
 def test_what_another_flag_switches_off_is_trained_once(
