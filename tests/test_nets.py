@@ -199,6 +199,29 @@ def test_pooling_before_the_bias_changes_no_bit(height, width, training):
     assert torch.equal(pooled.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
 
 
+@pytest.mark.parametrize("is_avx2", [True, False])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_stacked_convolutions_are_each_clients_own(channels, is_avx2, monkeypatch):
+    """Values and both gradients, with a channel of zeros beside three or without."""
+    monkeypatch.setattr(nets, "IS_AVX2", is_avx2)
+    torch.manual_seed(0)
+    layer = nets.Conv2d(channels, 6, 3, stride=2, padding=1)
+    x = torch.randn(4, 5, 9, 8, channels, dtype=DOUBLE, requires_grad=True)
+    weight = torch.randn(4, 6, channels, 3, 3, dtype=DOUBLE, requires_grad=True)
+    bias = torch.randn(4, 6, dtype=DOUBLE)
+    expected = []
+    for k in range(4):
+        expected.append(F.conv2d(x[k].permute(0, 3, 1, 2), weight[k], bias[k], 2, 1))
+    expected = torch.cat(expected, 1)
+    stacked = layer.convolve(arrange(x), weight, bias.flatten())
+    assert torch.allclose(stacked, expected, rtol=0, atol=1e-12)
+    slope = torch.randn_like(expected)
+    gradients = torch.autograd.grad(stacked, (x, weight), slope)
+    wanted = torch.autograd.grad(expected, (x, weight), slope)
+    for gradient, of_loop in zip(gradients, wanted, strict=True):
+        assert torch.allclose(gradient, of_loop, rtol=0, atol=1e-12)
+
+
 def test_gradients_of_a_batched_linear_map():
     torch.manual_seed(0)
     shapes = ((3, 4, 5), (3, 2, 5), (3, 2))
