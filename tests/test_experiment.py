@@ -1014,6 +1014,22 @@ def test_a_signal_keeps_the_rounds_and_resume_is_exact(work, sent, status, jobs)
     assert table("r") == table("whole")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a process forked from")
+def test_ctrl_c_at_the_start_of_the_importing_process_is_not_lost(monkeypatch):
+    """It comes once that process, which is deaf to it, has started."""
+    blocked = []
+
+    def start_and_interrupt():
+        blocked.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.process_context()
+    assert blocked == [True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_ctrl_c_while_processes_are_prepared_is_one_line(work):
     """All of the terminal's processes get it; the one that imports for the others is deaf to it."""
