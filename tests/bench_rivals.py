@@ -201,7 +201,7 @@ def run_pfl(flags) -> None:
 
 def run_ours(flags) -> None:
     """fedavg_curriculum.py, whose net is `flags.net` through --model FILE.py:CLASS, or lenet5."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    sys.path.insert(0, flags.tree)
     import experiment
     import fedavg_curriculum
 
@@ -213,14 +213,15 @@ def run_ours(flags) -> None:
 
     experiment.Run.record = timed_record
     net = "lenet5" if flags.net == "LeNet5" else f"{__file__}:{flags.net}"
-    folder = Path(flags.data).parent / "runs" / f"{RANKS}-{os.getppid()}-{flags.copy}"
+    launcher = os.getppid() if RANKS > 1 else os.getpid()  # all ranks share a folder
+    folder = Path(flags.data).parent / "runs" / str(launcher)
     command = ["--order", "vanilla", "--dataset", flags.data, "--partition", "iid"]
     command += ["--model", net, "--epochs", "1", "--weight-decay", "0", "--trials", "1"]
     command += ["--clients", str(flags.clients), "--clients-per-round", str(flags.per_round)]
     command += ["--batch-size", str(flags.batch_size), "--lr", str(flags.lr)]
     command += ["--momentum", str(flags.momentum), "--rounds", str(flags.rounds)]
     command += ["--eval-every", str(flags.rounds), "--device", flags.device, "--jobs", "1"]
-    command += ["--threads", str(flags.threads), "--out", str(folder), "--overwrite"]
+    command += ["--threads", str(flags.threads), "--out", str(folder)]
     fedavg_curriculum.main(command)
 
 
@@ -240,7 +241,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--copy", type=int, default=0, help="which of several side by side")
+    root = str(Path(__file__).resolve().parent.parent)
+    parser.add_argument("--tree", default=root, help="ours: the checkout that is measured")
     flags = parser.parse_args()
     torch.set_num_threads(flags.threads)
     CONTESTANTS[flags.contestant](flags)

@@ -6,7 +6,7 @@ in turn, so that a drift of the machine hits all alike; printed are medians, and
 the range of the ratios of one turn. --write puts each table into results/bench.md between its
 marks: no number there is typed by hand. --device cuda prints the tables of a GPU. --pfl-python
 names the Python of an environment with pfl-research (pip install "pfl[pytorch]"); without it its
-rows are left out.
+rows are left out. --before names a checkout of an older commit of ours, measured beside this one.
 """
 
 import argparse
@@ -226,13 +226,18 @@ def start(flags):
     yield head("command", "seconds (range)")
     with tempfile.TemporaryDirectory() as folder:
         one_round = [*ROUND, "--rounds", "1", "--overwrite", "--out", f"{folder}/run"]
-        for title, words in {"--help": ["--help"], "one round": one_round}.items():
+        commands = {
+            'python -c "import torch"': ["-c", "import torch"],
+            "python fedavg_curriculum.py --help": [SCRIPT, "--help"],
+            "the same, one round": [SCRIPT, *one_round],
+        }
+        for title, words in commands.items():
             times = []
             for _ in range(flags.repeats):
-                seconds, _ = launch(SCRIPT, *words)
+                seconds, _ = launch(*words)
                 times.append(seconds)
             spread = f"{min(times):.1f} to {max(times):.1f}"
-            yield line(f"fedavg_curriculum.py, {title}", f"{np.median(times):.1f} ({spread})")
+            yield line(title, f"{np.median(times):.1f} ({spread})")
 
 
 TIMED = """
@@ -341,14 +346,18 @@ PFLLIB = {"net": "PFLlibCNN", "clients": 20, "per_round": 20, "lr": 0.005}
 LENET = {"net": "LeNet5", "clients": 100, "per_round": 10, "lr": 0.01, "momentum": 0.9}
 
 
-def start_rival(contestant: str, path: str, work: dict, flags, ranks=0, threads=1, copy=0):
+def start_rival(contestant: str, path: str, work: dict, flags, ranks=0, threads=1):
     """A process of bench_rivals.py at `work`."""
     python = flags.pfl_python if contestant == "pfl" else sys.executable
+    tree = ROOT
+    if contestant == "before":
+        contestant = "ours"
+        tree = flags.before
     launcher = []
     if ranks:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [python, *launcher, str(RIVALS), contestant, path, f"--device={flags.device}"]
-    command += [f"--rounds={flags.rounds or 6}", f"--threads={threads}", f"--copy={copy}"]
+    command += [f"--rounds={flags.rounds or 6}", f"--threads={threads}", f"--tree={tree}"]
     for name, value in work.items():
         command.append(f"--{name.replace('_', '-')}={value}")
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -384,7 +393,18 @@ def contestants_here(flags) -> dict[str, tuple]:
         }
     if not flags.pfl_python:
         contestants = {title: c for title, c in contestants.items() if c[0] != "pfl"}
+    if flags.before:
+        commit = commit_of(flags.before)
+        for title, (contestant, ranks, threads) in list(contestants.items()):
+            if contestant == "ours":
+                title = title.replace("ours", f"ours at {commit}")
+                contestants[title] = ("before", ranks, threads)
     return contestants
+
+
+def commit_of(tree: str) -> str:
+    command = ["git", "-C", tree, "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def compare_rivals(flags, work: dict, samples: int, channels: int, side: int, rounds: int):
@@ -426,18 +446,23 @@ def throughput(flags):
         "images", "contestant", f"rounds a second of {CORES} runs", "seconds a round and run"
     )
     names = ["loop", "pfl", "ours"] if flags.pfl_python else ["loop", "ours"]
+    title = {}
+    if flags.before:
+        names.append("before")
+        title["before"] = f"ours at {commit_of(flags.before)}"
     for channels, side in ((1, 28), (3, 32)):
         seconds = {name: [] for name in names}
         with tempfile.TemporaryDirectory() as folder:
             path = write_data(folder, 100 * (flags.samples or 600), channels, side, tests=100)
             for _ in range(flags.repeats):
                 for name in names:
-                    runs = [start_rival(name, path, LENET, flags, copy=i) for i in range(CORES)]
+                    runs = [start_rival(name, path, LENET, flags) for _ in range(CORES)]
                     seconds[name] += [finish_rival(run)[0] for run in runs]
         for name in names:
             median = np.median(seconds[name])
             shape = f"{channels}x{side}x{side}"
-            yield line(shape, name, f"{CORES / median:.1f}", f"{median:.3f}")
+            rounds = f"{CORES / median:.1f}"
+            yield line(shape, title.get(name, name), rounds, f"{median:.3f}")
 
 
 # -------------------------------------------------------------------------------------- on a GPU
@@ -537,6 +562,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=0, help="of a client (0: as described)")
     parser.add_argument("--rounds", type=int, default=0, help="of a run (0: as described)")
     parser.add_argument("--pfl-python", help="the Python of an environment with pfl-research")
+    parser.add_argument("--before", help="a checkout of an older commit, measured beside this one")
     parser.add_argument("--write", action="store_true", help="into results/bench.md")
     flags = parser.parse_args()
     experiment.keep_heap()  # as every script does: page faults cost up to a third
