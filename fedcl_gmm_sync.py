@@ -532,13 +532,6 @@ def mean_logits(config, fl, update: training.Update) -> dict[int, Tensor]:
 class Clients(common.Federation):
     """With what is tested after a round: the global net, all clients' nets as one, or each one."""
 
-    def test(self, state: dict) -> dict[str, float]:
-        label_shares = None
-        if self.config.per_client:
-            label_shares = self.count_labels() / self.sizes[:, None]
-        columns, _ = common.grade(self.predict(state), self.data, label_shares)
-        return columns
-
     def predict(self, state: dict) -> list[Tensor]:
         """The logits (n, C) of every net that is tested; FedEnsemble's: their mean over clients."""
         nets = self.received(state, self.everyone).view(-1, self.model.size)  # one, or M

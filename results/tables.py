@@ -9,8 +9,9 @@ comparisons.csv  what decides each: the difference plus - minus of a measure, th
 
 The rule. A claim's comparisons are one family, corrected by Holm. It *holds* if each lies off 0 in
 the claimed direction, it *does not hold* if one lies off 0 in the other, else it is *not decided*.
-Not at the paper's setting it is *not tested*, and the difference says what the reduced setting
-shows. A statement of the theory does not hold if one of its checks is violated (theory/).
+A claim of no difference cannot hold, only not hold. Not at the paper's setting it is *not tested*,
+and the difference says what the reduced setting shows. A statement of the theory does not hold if
+one of its checks is violated (theory/).
 """
 
 import collections
@@ -64,6 +65,8 @@ def label(claim: str) -> str:
 def direction(found: Interval, p: float, sign: str) -> str:
     if p >= 0.05:
         return "open"
+    if sign == "0":  # a claim of no difference
+        return "against"
     is_above = found.mean > 0
     return "for" if is_above == (sign == "+") else "against"
 
@@ -158,7 +161,7 @@ def shown(found: Interval, measure: str) -> str:
 
 
 def counts(_: str) -> list[str]:
-    """How often each label is given to the papers' claims, the theory's apart."""
+    """How often each label is given to the papers' claims, the theory's among them."""
     papers = CLAIMS[CLAIMS.scale != "own"]
     found = collections.Counter(map(label, papers.index))
     parts = [f"{name}: {number}" for name, number in found.most_common()]

@@ -244,7 +244,7 @@ TIMED = """
 import json, sys, time
 import common, training
 sys.argv = sys.argv[1:]
-spent = {"train": 0.0, "evaluate": 0.0}
+spent = {"train": 0.0, "grade": 0.0}
 def timed(name, function):
     def call(*given, **more):
         begun = time.perf_counter()
@@ -254,7 +254,7 @@ def timed(name, function):
             spent[name] += time.perf_counter() - begun
     return call
 training.train = timed("train", training.train)
-common.evaluate = timed("evaluate", common.evaluate)
+common.grade = timed("grade", common.grade)
 import fedavg_curriculum
 fedavg_curriculum.main(sys.argv[1:])
 print("SPENT", json.dumps(spent))
@@ -292,7 +292,7 @@ def script(flags):
             shares = ["", "", ""]
             if not ranks:
                 spent = json.loads(output.split("SPENT")[1])
-                parts = np.array([spent["train"], spent["evaluate"]]) / seconds.iloc[-1]
+                parts = np.array([spent["train"], spent["grade"]]) / seconds.iloc[-1]
                 shares = [f"{part:.0%}" for part in (*parts, 1 - parts.sum())]
             yield line(title, f"{a_round:.3f}", f"{20 / a_round:.0f}", *shares)
 

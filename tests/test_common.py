@@ -877,6 +877,13 @@ def client_accuracy(model, theta, data, shard) -> float:
     return 100 * hits / total
 
 
+def evaluate(model, theta, data) -> dict[str, float]:
+    """The grades of one net."""
+    x = data.images("test", model.dtype)
+    columns, _ = common.grade([common.predict(model, theta, x, np.arange(len(x)))], data)
+    return columns
+
+
 def test_solo_reports_the_mean_of_the_clients_own_nets():
     data = ordinary.random_images()
     fl = make_federation(data, base="solo", clients=3, per_client=True)
@@ -886,7 +893,7 @@ def test_solo_reports_the_mean_of_the_clients_own_nets():
     common.keep(state["base"], "nets", np.array([2, 0]), rows)
     nets = [rows[1], theta, rows[0]]
     assert torch.equal(fl.received(state, np.array([0, 1])), torch.stack(nets[:2]))
-    single = [common.evaluate(fl.model, net, data) for net in nets]
+    single = [evaluate(fl.model, net, data) for net in nets]
     columns = fl.test(state)
     for name in ("accuracy", "loss"):
         expected = np.mean([of_net[name] for of_net in single])
@@ -936,7 +943,7 @@ def test_evaluation_is_in_percent_and_nats():
     net = fill(ordinary.lenet(1, 16, 4), theta)
     logits = net(normalise(data, data.x_test)).detach().numpy()
     losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
-    columns = common.evaluate(model, theta, data)
+    columns = evaluate(model, theta, data)
     assert columns["accuracy"] == pytest.approx(100 * (logits.argmax(1) == y).mean())
     assert columns["loss"] == pytest.approx(losses.mean())
     assert columns.keys() == {"accuracy", "loss"}

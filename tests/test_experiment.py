@@ -278,11 +278,10 @@ def parsed(*argv):
 
 
 def test_every_flag_takes_several_values():
-    words = "--alpha 0.1 0.2 --base fedavg scaffold --warm on off --seed 1 2 --clients 5 6 5"
+    words = "--alpha 0.1 0.2 --base fedavg scaffold --seed 1 2 --clients 5 6 5"
     configs, swept = parsed(*words.split(), "--pull", "inf", "1")
-    assert swept == ["alpha", "clients", "base", "seed", "arm", "pull", "warm"]
-    assert len(configs) == 2**7 == len({repr(config) for config in configs})
-    assert {config.warm for config in configs} == {True, False}
+    assert swept == ["alpha", "clients", "base", "seed", "arm", "pull"]
+    assert len(configs) == 2**6 == len({repr(config) for config in configs})
     assert {config.clients for config in configs} == {5, 6}
     assert {config.pull for config in configs} == {1.0, float("inf")}
 
@@ -293,8 +292,6 @@ def test_every_flag_takes_several_values():
         ("", True),
         ("--warm", True),
         ("--no-warm", False),
-        ("--warm off", False),
-        ("--warm on", True),
     ],
 )
 def test_switches(words, value):
@@ -1012,6 +1009,26 @@ def test_a_signal_keeps_the_rounds_and_resume_is_exact(work, sent, status, jobs)
     start("--rounds=60", "--pause=0.05", "--trials=1", "--out=r", "--resume")
     start("--rounds=60", "--trials=1", "--out=whole")
     assert table("r") == table("whole")
+
+
+def test_resume_where_no_run_was(work, capsys):
+    assert "holds no run" in refused(capsys, "--resume")
+    assert not (work / "runs").exists()
+
+
+def test_threads_are_each_arms_own(work, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    start("--arm=a", "--threads", "2", "3", "--trials=1", "--out=r")
+    assert chosen[-2:] == [2, 3]
+
+
+def test_a_sweep_of_data_sets_is_not_titled_with_its_first(work, capsys):
+    write_data("other.npz")
+    start("--dataset", "tiny.npz", "other.npz", "--out=r")
+    shown = capsys.readouterr().out
+    assert "several data sets, 2 trials" in shown
+    assert "dataset=other.npz" in shown
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there is a process forked from")

@@ -159,6 +159,14 @@ def test_a_method_that_always_diverged_leaves_an_empty_cell(capsys):
     assert "a - b" not in printed
 
 
+def test_runs_that_diverged_before_the_first_test_keep_what_they_cost():
+    rows = [{"setting": "", "method": "a", "trial": 0, "round": 1, "uploads": 5, "seconds": 2.0}]
+    rows.append(rows[0] | {"round": 2, "diverged": 1})
+    [run] = report.per_trial(frame(rows)).itertuples()
+    assert (run.uploads, run.seconds) == (5, 2.0)
+    assert np.isnan(run.final)
+
+
 def test_nothing_but_diverged_runs(tmp_path, capsys):
     rows = [{"setting": "", "method": m, "trial": 0, "round": 1, "diverged": 1} for m in "ab"]
     df = report.write_metrics(rows, tmp_path, "digits, 1 trials")
