@@ -514,7 +514,7 @@ def captures(monkeypatch):
     def capture(step):
         memory = tensors_of(stacks[-1])
         before = [tensor.clone() for tensor in memory]
-        steps.append(int(stacks[-1].clock))
+        steps.append(int(stacks[-1].step_now))
         recording = Recording()
         with recording:
             step()
