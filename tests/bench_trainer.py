@@ -567,6 +567,9 @@ def main() -> None:
     flags = parser.parse_args()
     experiment.keep_heap()  # as every script does: page faults cost up to a third
     command = f"python tests/bench_trainer.py {' '.join(sys.argv[1:])}".strip()
+    for path, word in ((flags.pfl_python, "PYTHON"), (flags.before, "CHECKOUT")):
+        if path:  # of this machine: no reader's
+            command = command.replace(path, word)
     for part in PARTS[flags.device]:
         if flags.only and part.__name__ not in flags.only:
             continue
