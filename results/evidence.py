@@ -33,19 +33,34 @@ def trials() -> pd.DataFrame:
 
 
 def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
-    """final, last10 (tests within the last ten rounds), late (in the last sixth of the uploads)."""
-    tested = rounds.fillna({"setting": ""}).dropna(subset="accuracy")
+    """final, last10 (tests within the last ten rounds), late (in the last sixth of the uploads);
+    uploads; clients_early_late: a round's clients, mean of the first third - of the last; and
+    rounds_to_target, uploads_to_target: what it took to the base's last10 in the same trial.
+    """
+    rounds = rounds.fillna({"setting": ""})
+    goals = {}
     rows = []
-    for key, run in tested.groupby(KEYS):
+    for key, run in rounds.groupby(KEYS):  # 'fedavg' comes before 'fedavg+cl'
         run = run.sort_values("round")
-        last_ten = run["round"] > run["round"].max() - 10
-        last_sixth = run.uploads > 5 / 6 * run.uploads.max()
+        last = run["round"].max()
+        tested = run.dropna(subset="accuracy")
+        last_sixth = tested.uploads > 5 / 6 * run.uploads.max()
         values = {
-            "final": run.accuracy.iloc[-1],
-            "last10": run.accuracy[last_ten].mean(),
-            "late": run.accuracy[last_sixth].mean(),
+            "final": tested.accuracy.iloc[-1],
+            "last10": tested.accuracy[tested["round"] > last - 10].mean(),
+            "late": tested.accuracy[last_sixth].mean(),
             "uploads": run.uploads.iloc[-1],
         }
+        third = len(run) // 3
+        values["clients_early_late"] = run.clients[:third].mean() - run.clients[-third:].mean()
+        goals[key] = values["last10"]
+        base = (*key[:2], key[2].partition("+")[0], key[3])
+        if base in goals:
+            reached = run[run.accuracy >= goals[base]]
+            first = reached.iloc[0] if len(reached) else run.iloc[-1]
+            is_never = len(reached) == 0
+            values["rounds_to_target"] = first["round"] + is_never  # never counts as one more
+            values["uploads_to_target"] = first.uploads
         for measure, value in values.items():
             rows.append((*key, measure, value))
     return pd.DataFrame(rows, columns=[*KEYS, "measure", "value"])

@@ -88,43 +88,24 @@ def markdown(head: tuple, rows: list[tuple]) -> list[str]:
 
 
 def claims(script: str) -> list[str]:
-    """A line for each claim of the paper, with the first of its comparisons."""
+    """A line for each claim, and question of ours, with the first of its comparisons."""
     head = ("claim", "paper", "ours: difference [95 %], trials", "setting", "label")
     rows = []
     for claim, about in of_script(script).iterrows():
-        if about.scale == "own":
-            continue
-        found = family(claim)
-        ours = "not reported"
-        if len(found):
-            ours = words(found.iloc[0])
-        elif about.scale == "theory":
-            outcomes = [check["printed"] for check in checks(claim)]
-            ours = f"{outcomes.count('violated')} of {len(outcomes)} checks violated"
-        rows.append((f"{claim} {about.statement}", about.paper, ours, about.setting, label(claim)))
+        statement = f"{claim} {about.statement}"
+        rows.append((statement, about.paper, outcome(claim), about.setting, label(claim)))
     return markdown(head, rows)
 
 
-def controls(script: str) -> list[str]:
-    """The same for what we ask and the paper does not."""
-    rows = []
-    for claim, about in of_script(script).iterrows():
-        if about.scale == "own":
-            first = words(family(claim).iloc[0])
-            rows.append((f"{claim} {about.statement}", first, about.setting, label(claim)))
-    return markdown(("our question", "difference [95 %], trials", "setting", "label"), rows)
-
-
-def comparisons(script: str) -> list[str]:
-    """The first comparison of each of a script's claims; differences.csv has them all."""
-    head = ("claim", "difference", "ours [95 %]", "p (Holm)", "trials")
-    rows = []
-    for claim in of_script(script).index:
-        for row in family(claim)[:1].itertuples():
-            ours = shown(row.interval, row.measure)
-            p = "< .001" if row.p < 0.001 else f"{row.p:.3f}".lstrip("0")
-            rows.append((claim, measured(row), ours, p, row.interval.n))
-    return markdown(head, rows)
+def outcome(claim: str) -> str:
+    """Of a claim's first comparison, or of all checks of a statement of the theory."""
+    found = family(claim)
+    if len(found):
+        return words(found.iloc[0])
+    if CLAIMS.scale[claim] != "theory":
+        return "not reported"
+    numbers = collections.Counter(check["printed"] for check in checks(claim))
+    return "checks: " + ", ".join(f"{number} {name}" for name, number in numbers.items())
 
 
 def differences() -> str:
@@ -158,6 +139,21 @@ def measured(row) -> str:
 def shown(found: Interval, measure: str) -> str:
     digits = DIGITS.get(measure, 1)
     return f"{found.mean:+.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def labels(_: str) -> list[str]:
+    """Which claims got which label, a line for each script and one for the theory."""
+    names = ("holds", "does not hold", "not decided", REDUCED)
+    rows = []
+    for script in CLAIMS.script.unique():
+        found = {name: [] for name in names}
+        for claim in of_script(script).index:
+            found[label(claim)].append(claim)
+        page = f"{script}/README.md"
+        if script == "theory":
+            page = "../theory/README.md"
+        rows.append((f"[{script}]({page})", *map(", ".join, found.values())))
+    return markdown(("", *names), rows)
 
 
 def counts(_: str) -> list[str]:
@@ -204,8 +200,7 @@ def cell(value) -> str:
 
 WRITERS = {
     "claims": claims,
-    "controls": controls,
-    "comparisons": comparisons,
+    "labels": labels,
     "counts": counts,
     "statements": statements,
     "doubling": doubling,
