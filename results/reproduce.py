@@ -24,6 +24,7 @@ for spread in SPREADS:
 
 
 def read_works() -> pd.DataFrame:
+    """A row a command: place, claims, scale, hours, command."""
     text = {"dtype": str, "keep_default_na": False}
     works = pd.read_csv(evidence.FOLDER / "reproduce.csv", **text)
     return works.astype({"hours": float})
@@ -46,6 +47,7 @@ def choose(works: pd.DataFrame, only: list[str], scale: str) -> pd.DataFrame:
 
 
 def state_of(work) -> str:
+    """What --list says of it."""
     if is_complete(work):
         return "made here"
     evident = work.place in evidence.trials().index
@@ -53,10 +55,12 @@ def state_of(work) -> str:
 
 
 def folder(work) -> Path:
+    """Where its run is made."""
     return ROOT / "runs" / work.place
 
 
 def is_complete(work) -> bool:
+    """Whether it was made here, to the end."""
     return (folder(work) / "summary.json").exists()
 
 
@@ -66,6 +70,7 @@ def is_experiment(work) -> bool:
 
 
 def command(work) -> list[str]:
+    """Its words after `python`, with the folder; --resume where it was begun."""
     words = shlex.split(work.command)
     if is_experiment(work):
         words += ["--out", f"runs/{work.place}"]
@@ -87,6 +92,7 @@ def publish(work) -> None:
 
 
 def show(works: pd.DataFrame) -> None:
+    """--list: a line each, and the hours in all."""
     for work in works.itertuples():
         hours = f"{work.hours:.1f} core-hours"
         words = shlex.join(command(work))

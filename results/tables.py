@@ -63,6 +63,7 @@ def label(claim: str) -> str:
 
 
 def direction(found: Interval, p: float, sign: str) -> str:
+    """One comparison is for its claim, against it or open."""
     if p >= 0.05:
         return "open"
     if sign == "0":  # a claim of no difference
@@ -81,6 +82,7 @@ def checks(claim: str) -> list[dict]:
 
 
 def markdown(head: tuple, rows: list[tuple]) -> list[str]:
+    """A table's lines."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         lines.append("| " + " | ".join(map(str, row)) + " |")
@@ -124,19 +126,23 @@ def differences() -> str:
 
 
 def of_script(script: str) -> pd.DataFrame:
+    """Its claims; 'theory' is one."""
     return CLAIMS[CLAIMS.script == script]
 
 
 def words(row) -> str:
+    """What was compared, the interval, the trials."""
     return f"{measured(row)} {shown(row.interval, row.measure)}, {row.interval.n}"
 
 
 def measured(row) -> str:
+    """What was compared, and when, if not in the last ten rounds."""
     suffix = {"final": " (final round)", "late": " (last sixth of the uploads)"}
     return row.what + suffix.get(row.measure, "")
 
 
 def shown(found: Interval, measure: str) -> str:
+    """'+4.1 [2.7, 5.6]', with the digits that fit the measure."""
     digits = DIGITS.get(measure, 1)
     return f"{found.mean:+.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
 

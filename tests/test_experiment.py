@@ -259,7 +259,8 @@ def test_a_wrong_flag_costs_one_line(words, work, capsys):
 @pytest.mark.parametrize("words", UNWRITABLE)
 def test_a_folder_that_cannot_be_written_costs_one_line(words, work, capsys):
     before = files(work)
-    refused(capsys, *words.split(), status=5)
+    line = refused(capsys, *words.split(), status=5)
+    assert "--resume" not in line  # nothing is there to go on with
     assert files(work) == before
 
 
@@ -616,6 +617,26 @@ def test_an_arm_that_reads_another_ones_rows_comes_last(work, capsys):
     assert [r["method"] for r in table("r")[::8]] == ["late", "a"]
     line = refused(capsys, "--out=s", "--arm", "late", "b")
     assert "late trial 1 needs a trial 1: add its arm" in line and not Path("s").exists()
+
+
+def test_a_changed_default_keeps_what_is_known_of_a_flag():
+    """A study's Config changes one of its script's, which had changed one of Config."""
+
+    @dataclass
+    class Deeper(Config):
+        size: int = 4
+        clients: int = 7
+
+    @dataclass
+    class Study(Deeper):
+        size: int = 5
+
+    assert experiment.about_flag(Study, "size") == experiment.about_flag(Config, "size")
+    assert experiment.about_flag(Study, "size")["low"] == 1
+    configs, _ = experiment.parse(Study, {}, DOC, [])
+    assert {(config.size, config.clients) for config in configs} == {(5, 7)}
+    with pytest.raises(UsageError, match="at least 1"):
+        experiment.parse(Study, {}, DOC, ["--size", "0"])
 
 
 def test_order_tests_and_jobs_change_no_bit(work):
@@ -1009,6 +1030,15 @@ def test_a_signal_keeps_the_rounds_and_resume_is_exact(work, sent, status, jobs)
     start("--rounds=60", "--pause=0.05", "--trials=1", "--out=r", "--resume")
     start("--rounds=60", "--trials=1", "--out=whole")
     assert table("r") == table("whole")
+
+
+def test_ctrl_c_before_a_folder_is_chosen_has_nothing_to_go_on_with(work, capsys, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "load_data", interrupt)
+    assert refused(capsys, status=130) == "stopped"
+    assert not (work / "runs").exists()
 
 
 def test_resume_where_no_run_was(work, capsys):

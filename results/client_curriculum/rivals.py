@@ -31,22 +31,27 @@ RIVALS = ("power-of-choice", *POOLED)
 
 
 def is_choice(config) -> bool:
+    """Whether clients drawn by size compare their losses: reads --candidates."""
     return config.client_order == "power-of-choice"
 
 
 def is_estimated(config) -> bool:
+    """Whether entropies are read off output layers: reads --temperature."""
     return config.client_order == "hics"
 
 
 def has_pool(config) -> bool:
+    """Whether clients are admitted one after the other: reads --client-a, --client-b."""
     return paper.paces_clients(config) and not is_choice(config)
 
 
 def is_paced(config) -> bool:
+    """Whether clients or samples are."""
     return has_pool(config) or paper.paces_samples(config)
 
 
 def asks_score(config) -> bool:
+    """Whether anything is ranked by a loss."""
     return is_choice(config) or paper.asks_score(config)
 
 
