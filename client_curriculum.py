@@ -19,7 +19,9 @@ What differs from the paper:
   N + (N - 1) b, step at N + N b, and the exponential is N at once.
 - Clients and samples are sorted by ascending loss: the same as by descending score 1 / loss, which
   is printed.
-- A batch in which a pass over the admitted samples ends is filled from the next pass.
+- A batch in which a pass over the admitted samples ends is filled from the next pass: all batches
+  are full, so a client's T steps may be a little more than E epochs.
+- Scoring costs megabytes, but counts neither in `samples` nor in `clock`.
 """
 
 import math
@@ -30,6 +32,7 @@ import torch
 
 import common
 import experiment
+import report
 from experiment import flag
 
 ORDERS = ("curriculum", "anti", "random", "vanilla")
@@ -142,15 +145,17 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     fl.shards = deal_by_difficulty(config, fl, expert_losses)  # Algorithm 2
     means, stds = measure_difficulty(fl.shards, expert_losses)  # for metrics.csv only
     K = config.clients_per_round
-    state = fl.start() | {"pool": 0, "queue": []}  # its size; who of it has not yet taken part
+    state = fl.start()
+    state["pool_size"] = 0
+    state["queue"] = []  # who of the pool has not yet taken part
     for t in run.rounds(state):
-        is_used_up = len(state["queue"]) < K  # too few are left for a round
-        if is_used_up:  # rank all clients anew
+        must_rank = len(state["queue"]) < K  # too few are left for a round
+        if must_rank:
             losses = score_samples(
                 config, config.client_order, fl, state, fl.everyone, expert_losses
             )
             L = np.array([of_client.mean() for of_client in losses])  # L_m: Eq. 1
-            state["pool"] = pool_size(config, u=t * K)  # g(u) after u client updates
+            state["pool_size"] = pool_size(config, u=t * K)  # g(u) after u client updates
             state["queue"] = fill_queue(config, fl, state, t, L)
         clients = np.sort(state["queue"][:K])  # a mini-batch of clients
         state["queue"] = state["queue"][K:]
@@ -164,11 +169,11 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         p = fl.proportions(clients)
         state["theta"] = fl.aggregate(state, update, p)
 
-        columns = {"pool": state["pool"], "expert_loss": means[clients].mean()}
+        columns = {"pool": state["pool_size"], "expert_loss": means[clients].mean()}
         columns |= {"inside": stds.mean(), "between": means.std()}  # of clients, Section 4.1
-        nets, numbers = count_scoring(config, fl, t, is_used_up)
+        nets, numbers = count_scoring(config, fl, t, must_rank)
         columns["scorers"] = nets
-        columns |= fl.cost(update, received=nets * fl.model.size, sent=numbers)
+        columns |= fl.cost(update, sent=numbers, scorers=nets)
         run.record(t, state, update, **columns)
 
 
@@ -265,7 +270,7 @@ def fill_queue(config, fl: common.Federation, state: dict, t: int, difficulty) -
     if config.client_order == "anti":
         difficulty = -difficulty
     ranked = sort_clients(difficulty, fl.streams("client ties", t))
-    pool = np.sort(ranked[: state["pool"]])
+    pool = np.sort(ranked[: state["pool_size"]])
     pool = fl.streams("pool", t).permutation(pool)
     waits = np.isin(pool, state["queue"])
     return [*state["queue"], *pool[~waits].tolist(), *pool[waits].tolist()]
@@ -281,7 +286,10 @@ def sort_clients(difficulty: np.ndarray, rng: np.random.Generator) -> np.ndarray
 
 
 def draw_batches(config, fl: common.Federation, t: int, m: int, difficulty) -> np.ndarray:
-    """The samples of client m at each of its T local steps in round t: (T, B), -1: none."""
+    """The samples of client m at each of its T local steps in round t: (T, B), -1: none.
+
+    Pacing and sampler are those of fedavg_curriculum.py, over one round.
+    """
     shard = fl.shards[m]
     N = len(shard)
     T = config.epochs * math.ceil(N / config.batch_size)
@@ -372,11 +380,12 @@ def falling_lr(config: Config, steps: int) -> np.ndarray:
     return config.lr * (1 + config.lr_alpha * i) ** -config.lr_power
 
 
-def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tuple[int, int]:
-    """How many nets clients receive in round t only for scoring, and how many numbers they send.
+def count_scoring(config, fl: common.Federation, t: int, must_rank: bool) -> tuple[int, int]:
+    """How many clients are sent a net to score with in round t, and how many numbers they return.
 
-    Under G all clients receive theta whenever they are ranked, unless the base sends no nets: under
-    solo they score with their own. The expert is sent once, as its scores never change.
+    Under G all M are sent theta whenever they are ranked, those that then train once more to train
+    from; but where the base sends no nets (solo), they score with their own. The expert is sent
+    once, as its scores never change.
     """
     nets = 0
     numbers = 0
@@ -386,7 +395,7 @@ def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tu
             nets = config.clients
         if t == 0 and ranks_clients:
             numbers = config.clients
-    elif ranks_clients and is_used_up:
+    elif ranks_clients and must_rank:
         numbers = config.clients
         if fl.base.vectors > 0:  # the base sends nets
             nets = config.clients
@@ -401,8 +410,6 @@ def plot(df, folder) -> None:
 
     consistency.csv: see the columns inside, between; difficulty.png: each round's expert_loss.
     """
-    import report  # pandas and what draws take a second
-
     report.print_gains(report.per_trial(df), "vanilla")
     table = df.groupby(["setting", "trial"], sort=False)[["inside", "between"]].first()
     table.to_csv(folder / "consistency.csv")
@@ -412,6 +419,8 @@ def plot(df, folder) -> None:
     report.curves(df.rename(columns={"expert_loss": label}), folder / "difficulty.png", label)
 
 
+# Named after the paper's figures. Of a flag given twice the last counts; what follows # is a remark
+# for --list-presets.
 PAPER = "--dataset cifar10 --clients 100 --clients-per-round 10 --rounds 100 --epochs 10"
 CIFAR10 = f"{PAPER} --lr 0.001 --lr-alpha 0.001 --expert-epochs 20"
 BETAS = "--alpha 0.2 0.05"
@@ -422,8 +431,6 @@ CLIENTS = f"{NEITHER} --client-order curriculum anti random vanilla"
 SCORES_CLIENTS = f"{NEITHER} --client-order curriculum random --score G E"
 SCORES_DATA = f"{NEITHER} --data-order curriculum random --f-ord 0 --score G E"
 DEALT = f"{NEITHER} --rounds 1 --epochs 1 --f-ord 0 1"
-# Named after the paper's figures. Of a flag given twice the last counts; what follows # is a remark
-# for --list-presets.
 PRESETS = {
     "consistency": f"{DEALT} {BETAS}  # std of the expert's loss inside clients",
     "consistency-iid": f"{DEALT} {IID}",

@@ -4,22 +4,24 @@ The clustering curriculum of "Clustering-based Curriculum Construction for Sampl
 Learning" (Qi et al., FedAC). Before training, every client clusters its own images, class by class,
 with Fuzzy ART. The samples of small clusters, P1, are hard or noisy, those of large ones, P2, easy:
 in the cross-entropy P1 has the weight 0.5 and P2 the weight 1. These weights are the curriculum:
-they stay the same in all rounds. --base trains inside, the terms that it adds to the loss are not
-weighted: the paper has solo (no averaging), fedavg, fedprox and moon.
+they stay the same in all rounds. --base trains inside: in the paper solo, which never averages,
+fedavg, fedprox and moon. The terms that it adds to the loss are not weighted.
 
 What differs from the paper, and why:
 - A sample may join clusters of its own label only. In Eq. 1 the similarity to those of other labels
   is 0, which passes its test, >= rho, where the vigilance rho is 0.
 - The paper gives no rho, no weights, and no T, the size below which a cluster is small. Here T is a
-  client's median: at least half of its samples are in clusters of T samples or more. The weights
-  are divided by their mean over the client, so that they do not change the step size. SGD's
-  momentum is that of MOON's code.
-- L_1 and L_2 of Eq. 8, L = alpha L_1 + beta L_2, are the cross-entropies of a batch's P1 and P2:
-  here sums divided by the batch's size, with --reduction group means over P1 and over P2.
+  client's median: at least half of its samples are in clusters of T samples or more. SGD's momentum
+  is that of MOON's code.
+- L_1 and L_2 of Eq. 8, L = alpha L_1 + beta L_2, are the cross-entropies of a batch's P1 and P2.
+  Here they are sums divided by the batch's size, and the weights are divided by their mean over
+  the client, so that they do not change the step size. With --reduction group L_1 and L_2 are
+  means over P1 and over P2, and the weights are divided by alpha + beta.
 - P1 is hard and P2 easy, as Eq. 5 and Section 1 have it; Eqs. 6 and 7 say the opposite.
 - SimpleCNN is that of MOON's code (convolutions of 5x5 with 6 and 16 channels, then 120, 84 and C
-  outputs); the text says 3 convolutions and 2 linear layers. The augmentation is MOON's, too: the
-  paper does not name one.
+  outputs); the text says 3 convolutions and 2 linear layers.
+- The paper names no augmentation; here the default is none. With --augment crop-flip it is that of
+  MOON's code, but padded with black where that mirrors CIFAR-10's edges.
 - SOLO's 100 local epochs are spread over the rounds.
 """
 
@@ -29,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -305,8 +308,8 @@ def weigh_samples(
     if not weight[shard].any():
         return np.ones(batches.shape)
     if reduction == "sample":
-        return weight[batches] / weight[shard].mean()
-    is_sample = batches >= 0  # -1 pads a batch
+        return weight[batches] / weight[shard].mean()  # nobody reads it where batches is -1
+    is_sample = batches >= 0
     in_P1 = is_sample & P1[batches]
     in_P2 = is_sample & ~P1[batches]
     B = is_sample.sum(1, keepdims=True)
@@ -404,7 +407,6 @@ def hidden_vectors(model: Model, theta: Tensor, x: Tensor) -> Tensor:
 
 def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
     """tsne*.png: t-SNE of the first trial's hidden vectors, a figure for each setting (Fig. 6)."""
-    import pandas as pd
     import seaborn as sns
     from matplotlib import pyplot
 
@@ -436,7 +438,6 @@ def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
 
 def embed(vectors: Tensor, labels: Tensor, clients: list[int]):
     """t-SNE of each client's hidden vectors (3, n, F): a data frame of x, y, label, client."""
-    import pandas as pd
     from sklearn.manifold import TSNE
 
     tables = []
@@ -453,12 +454,13 @@ def embed(vectors: Tensor, labels: Tensor, clients: list[int]):
 
 # -------------------------------------------------------------------------------- the command line
 
+# Of a flag given twice the last counts.
 CIFAR10 = "--dataset cifar10 --model simplecnn --rounds 100 --epochs 10 --augment crop-flip"
 CIFAR100 = "--dataset cifar100 --model resnet18 --rounds 100 --epochs 10 --augment crop-flip-rotate"
 MOON = f"{CIFAR100} --base moon --mu 1"
 BASES = "--base solo fedavg fedprox"
 ALPHAS = "--alpha 0.3 0.5"
-PRESETS = {  # of a flag given twice the last counts
+PRESETS = {
     "table2": f"{CIFAR10} {ALPHAS} --projection {BASES} moon  # all with MOON's head",
     "table2-cifar100": f"{CIFAR100} {ALPHAS} --projection {BASES}  # MOON: table2-moon-cifar100",
     "table2-moon-cifar100": f"{MOON} {ALPHAS}  # with its own mu",

@@ -1,4 +1,4 @@
-"""python fedcl_gmm_sync.py --dataset mnist --alpha 0.1 --rounds 60 --method fedcl fedgen fedavg
+"""python fedcl_gmm_sync.py --alpha 0.1 --method fedcl fedgen fedavg
 
 "FedCL: Federated Multi-Phase Curriculum Learning to Synchronously Correlate User Heterogeneity"
 (Wang, Guo and Jia), Algorithm 1, and its six baselines. Clients train on a confidence-aware loss
@@ -22,9 +22,13 @@ What differs from the paper, and why:
   checks all of M_l, the clients that are not frozen.
 - The pool beta (line 18) is renewed before the generator learns (line 17), so that both are of
   this round. In the first round the generator has learnt nothing, and no features are drawn.
-- The generator's constants are FedGen's. It gets one score for each feature vector, standardised
-  by the pool's mean and std. Nothing in Eq. 18 makes the features that difficult;
-  results/fedcl_gmm_sync/controls.py measures whether they are.
+- Lines 19 and 21 each draw from the mixtures. Here the same draws make the pool and are held
+  against its quantile.
+- FedGen is in this paper's form: Eq. 19 with plain cross-entropy, without the KL term and the
+  falling weights of its own code. The generator's constants are those of that code.
+- The generator gets one score for each feature vector, standardised by the pool's mean and std.
+  Nothing in Eq. 18 makes the features that difficult; results/fedcl_gmm_sync/controls.py measures
+  whether they are.
 """
 
 import functools
@@ -45,12 +49,12 @@ from data import Data, UsageError
 from experiment import flag
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
-MIXTURE = 9  # numbers of a mixture: alpha, mu, sigma^2 of three Gaussians
+NUMBERS_OF_A_MIXTURE = 9  # alpha, mu, sigma^2 of three Gaussians
 DRAWS = 320  # how many the server takes from a client's mixture, the paper's N_k
 NOISE = 32  # length of epsilon
 TEACHING_STEPS = 50  # of Adam on the generator, in a round
 TEACHING_BATCH = 128
-TEACHING_LR = 1e-4
+TEACHING_LR = 1e-4  # falls by a fiftieth each round
 
 
 def is_fedcl(config) -> bool:
@@ -122,7 +126,7 @@ class Config(experiment.Config):
     def reads_rounds(self) -> bool:
         return is_fedcl(self)  # a phase lasts a share of them
 
-    def federation(self, data: Data, streams: common.Streams) -> "Clients":
+    def federation(self, data: Data, streams: common.Streams) -> common.Federation:
         """The clients hold a random share of the training set; pixels are in [-1, 1]."""
         if data.mean is None:
             raise UsageError(f"--dataset {self.dataset}: this script reads images")
@@ -133,7 +137,7 @@ class Config(experiment.Config):
         x = data.x_train[held]
         y = data.y_train[held]
         data = replace(data, x_train=x, y_train=y, owner=owner, mean=half, std=half)
-        fl = Clients(self, data, streams)
+        fl = Ensemble(self, data, streams)
         if has_generator(self) and fl.model.is_plain:
             wanted = f"{self.method}'s generator wants a net with features and a head"
             raise UsageError(f"--model {self.model}: {wanted}")
@@ -160,11 +164,11 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         federate_baseline(config, fl, run)
         return
     state = fl.start() | begin()
-    for t in run.rounds(state):
-        clients = select_unfrozen(config, fl, t, state["frozen"])  # of M_l
+    loss = functools.partial(objective, config)  # Eq. 19
+    for t in run.rounds(state):  # lines 1 and 3; a phase ends in `synchronise`
+        clients = select_unfrozen(config, fl, t, state["frozen"])  # lines 4 and 5: some of M_l
         batches = draw_batches(config, fl, t, clients)  # line 8
         generated = generate(config, fl, state, t, clients)  # line 9
-        loss = functools.partial(objective, config)  # Eq. 19
         update = fl.train(  # line 11: plain SGD; `generated` comes to `loss` as out.extra
             state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated
         )
@@ -184,7 +188,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 def begin() -> dict:
     """What lives from round to round, beside the net."""
     return {
-        "phase": 0,  # z, from 0 on
+        "phase": 0,  # counted from 0
         "phase_began": 0,  # the round in which it began
         "frozen": {},  # M_f: theta (P,) of each client, as it was when the client froze
         "mixtures": {},  # D_k: alpha, mu, sigma^2 of each client that has trained
@@ -202,7 +206,7 @@ def select_unfrozen(config, fl, t: int, frozen) -> np.ndarray:
 
 
 def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
-    """Full batches for all steps of each client, (T, B), with -1 where it has fewer than B samples.
+    """Each client's batches (steps, B), all full; -1 where it has fewer than B samples.
 
     Passes over the shard in new orders; what does not fill a batch is left out.
     """
@@ -327,8 +331,25 @@ def count_batch_labels(fl, clients: np.ndarray, batches: list) -> dict[int, list
     return counts
 
 
+def traffic(config, fl, state: dict, update: training.Update) -> dict:
+    """The round's megabytes. Beside the nets: G, p(y) and all mixtures down, c_k and D_k up."""
+    C = fl.data.classes
+    received = 0
+    if state["generator"]:  # beta is drawn alike by all, from the mixtures and a seed
+        weights = sum(tensor.numel() for tensor in state["generator"].values())
+        received = weights + C + NUMBERS_OF_A_MIXTURE * len(state["mixtures"])
+    sent = C
+    if is_fedcl(config):
+        sent += NUMBERS_OF_A_MIXTURE
+    K = len(update.clients)
+    return fl.cost(update, K * received, K * sent)
+
+
 def average(frozen: dict[int, Tensor], update: training.Update) -> Tensor:
-    """The mean (P,) of the frozen clients' nets and of those of this round (Eq. 21)."""
+    """The mean (P,) of the frozen clients' nets and of those of this round (Eq. 21).
+
+    `fl.aggregate` would weigh by samples, and knows no frozen clients.
+    """
     return torch.stack([*frozen.values(), *update.thetas]).mean(0)
 
 
@@ -353,13 +374,16 @@ def pool_draws(draws: dict[int, np.ndarray]) -> list[float]:
 
 
 def synchronise(config, state: dict, update: training.Update, draws: dict, t: int) -> dict:
-    """Freezes those that have passed, may end the phase (lines 19 to 26); the round's columns."""
-    S = split_thresholds(config.thresholds)
-    z = state["phase"]
-    if z == len(S):  # after the last phase, where Algorithm 1 ends
-        return {"phase": z + 1, "frozen": 0, "froze": 0}
+    """Freezes, in `state`, those that have passed (lines 19 to 26) and may end the phase there.
 
-    beta_T = quantile(state["pool"], S[z])  # line 19
+    Returns the round's columns.
+    """
+    S = split_thresholds(config.thresholds)
+    phase = state["phase"]
+    if phase == len(S):  # after the last one, where Algorithm 1 ends
+        return {"phase": phase + 1, "frozen": 0, "froze": 0}
+
+    beta_T = quantile(state["pool"], S[phase])  # line 19
     passed = {}
     fractions = []
     for m, theta in zip(update.clients, update.thetas, strict=True):  # line 20
@@ -368,7 +392,7 @@ def synchronise(config, state: dict, update: training.Update, draws: dict, t: in
         if below > DRAWS * config.v + 1e-9:  # line 22: strictly more
             passed[int(m)] = theta.clone()
     frozen = state["frozen"] | passed  # line 23
-    columns = {"phase": z + 1, "frozen": len(frozen), "froze": len(passed), "beta_T": beta_T}
+    columns = {"phase": phase + 1, "frozen": len(frozen), "froze": len(passed), "beta_T": beta_T}
 
     advance = ""
     if t + 1 - state["phase_began"] >= config.rounds / len(S):
@@ -376,7 +400,7 @@ def synchronise(config, state: dict, update: training.Update, draws: dict, t: in
     if len(frozen) >= config.phase_quorum * config.clients - 1e-9:
         advance = "natural"  # line 3: M_l is empty, where the quorum is 1
     if advance:
-        state["phase"] = z + 1
+        state["phase"] = phase + 1
         state["phase_began"] = t + 1
         frozen = {}  # line 2
     state["frozen"] = frozen
@@ -427,7 +451,7 @@ def draw_conditions(config, fl, state: dict, shape: tuple, purpose: str, *key) -
 
 @torch.no_grad()
 def generate(config, fl, state: dict, t: int, clients: np.ndarray) -> dict[str, list]:
-    """Of each client features z (T, B, F) and labels y (T, B), once the generator has learnt."""
+    """Each client's features z (steps, B, F) and labels y (steps, B), once G has learnt."""
     if not state["generator"]:
         return {}
     G = build_generator(config, fl, state).eval()
@@ -443,7 +467,9 @@ def generate(config, fl, state: dict, t: int, clients: np.ndarray) -> dict[str, 
 
 
 def teach(config, fl, state: dict, t: int) -> dict:
-    """Trains G for a round on Eq. 18 and FedGen's diversity term; its new state, and Adam's.
+    """Trains G for a round on Eq. 18 and FedGen's diversity term, `similarity`.
+
+    Returns what changes in the state: G's weights, and Adam's moments.
 
     Eq. 18 judges z by the mean of the logits of the clients' heads. As heads are linear, these are
     the logits of their mean, the global head.
@@ -467,9 +493,9 @@ def teach(config, fl, state: dict, t: int) -> dict:
 
 
 def similarity(z: Tensor, epsilon: Tensor) -> Tensor:
-    """exp(-mean d(z_i, z_j) d(epsilon_i, epsilon_j)): 1 where all features agree."""
-    d_z = torch.cdist(z, z, p=1) / z.shape[1]
-    d_epsilon = (epsilon[:, None] - epsilon).square().mean(-1)
+    """exp(-mean_ij d_z d_epsilon): 1 where all features z (n, F) agree, whatever their noise."""
+    d_z = torch.cdist(z, z, p=1) / z.shape[1]  # mean |z_i - z_j|
+    d_epsilon = (epsilon[:, None] - epsilon).square().mean(-1)  # mean square
     return torch.exp(-(d_z * d_epsilon).mean())
 
 
@@ -529,38 +555,22 @@ def mean_logits(config, fl, update: training.Update) -> dict[int, Tensor]:
     return means
 
 
-class Clients(common.Federation):
-    """With what is tested after a round: the global net, all clients' nets as one, or each one."""
+class Ensemble(common.Federation):
+    """Clients of which FedEnsemble tests all nets as one: the mean of their logits."""
 
-    def predict(self, state: dict) -> list[Tensor]:
-        """The logits (n, C) of every net that is tested; FedEnsemble's: their mean over clients."""
-        nets = self.received(state, self.everyone).view(-1, self.model.size)  # one, or M
-        if "ensemble" in state:
-            nets = state["ensemble"]
+    def predict(self, state: dict):
+        """The logits (n, C) of every net that is tested."""
+        if "ensemble" not in state:
+            return super().predict(state)
+        nets = state["ensemble"]
         x = self.data.images("test", self.model.dtype)
         everything = [np.arange(len(x))] * len(nets)
         logits = common.predict_shards(self.model, nets, x, everything, self.config.chunk)
-        if "ensemble" not in state:
-            return logits
         M = self.config.clients  # who did not train holds the last net, which `logits` has once
         return [(sum(logits) + (M - len(nets)) * logits[-1]) / M]
 
 
 # -------------------------------------------------------------------------------- the command line
-
-
-def traffic(config, fl, state: dict, update: training.Update) -> dict:
-    """The round's megabytes. Beside the nets: G, p(y) and all mixtures down, c_k and D_k up."""
-    C = fl.data.classes
-    received = 0
-    if state["generator"]:  # beta is drawn alike by all, from the mixtures and a seed
-        weights = sum(tensor.numel() for tensor in state["generator"].values())
-        received = weights + C + MIXTURE * len(state["mixtures"])
-    sent = C
-    if is_fedcl(config):
-        sent += MIXTURE
-    K = len(update.clients)
-    return fl.cost(update, K * received, K * sent)
 
 
 def plot(df, folder: Path) -> None:
@@ -596,7 +606,7 @@ PRESETS = {  # command lines, each perhaps with a remark for --list-presets
     "table2-emnist": f"{EMNIST} --alpha 0.05 0.1 1 10 --local-steps 20 40  # Fig 5",
     "table2-celeba": f"{FACES} --clients 10 25 --clients-per-round 5  # Fig 4",
     "table2-celeba-10": f"{FACES} --clients 25 --clients-per-round 10",
-    "table3": f"{MNIST} --alpha 0.05 0.1 1 10  # Fig 6: partition.png",
+    "table3": f"{MNIST} --alpha 0.05 0.1 1 10  # its MNIST rows; table2-* write the others. Fig 6",
     "table4": f"{ABLATION} --phase-quorum 0.6 0.7 0.8 0.9",
     "table5": f"{ABLATION} --thresholds {NUMBERS_OF_PHASES}",
     "table6-lambda": f"{ABLATION} --lam 0.2 0.5 0.8 1",

@@ -9,12 +9,12 @@ SPREADS = (0.5, 1.5)  # standard deviations of log slowness and log bandwidth
 class Timed:
     """To mix into a Federation: clock_0.5, waiting_0.5 .. of every round beside its cost."""
 
-    def cost(self, update, received: float = 0, sent: float = 0) -> dict[str, float]:
+    def cost(self, update, *numbers, **named) -> dict[str, float]:
         alike = self.devices
-        columns = super().cost(update, received, sent)
+        columns = super().cost(update, *numbers, **named)
         for spread in SPREADS:
             self.devices = self.draw_devices(spread)
-            cost = super().cost(update, received, sent)
+            cost = super().cost(update, *numbers, **named)
             columns[f"clock_{spread}"] = cost["clock"]
             columns[f"waiting_{spread}"] = cost["waiting"]
         self.devices = alike

@@ -104,18 +104,18 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     fl.shards = paper.deal_by_difficulty(config, fl, expert_losses)
     means, stds = paper.measure_difficulty(fl.shards, expert_losses)
     K = config.clients_per_round
-    state = fl.start() | {"pool": config.clients, "queue": []}
+    state = fl.start() | {"pool_size": config.clients, "queue": []}
     state["difficulty"] = torch.tensor(np.array([before, (means, stds)]))  # for clients.png
     state["turns"] = [0] * config.clients
     state["entropies"] = [math.inf] * config.clients  # of labels, estimated after the first turn
     for t in run.rounds(state):
-        is_used_up = len(state["queue"]) < K
+        must_rank = len(state["queue"]) < K
         if is_choice(config):
             clients = choose_by_loss(config, fl, state, t, expert_losses)
         else:
-            if is_used_up:
+            if must_rank:
                 key = rank_clients(config, fl, state, expert_losses)
-                state["pool"] = paper.pool_size(config, u=t * K)
+                state["pool_size"] = paper.pool_size(config, u=t * K)
                 state["queue"] = paper.fill_queue(config, fl, state, t, key)
             clients = np.sort(state["queue"][:K])
             state["queue"] = state["queue"][K:]
@@ -130,11 +130,11 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         p = fl.proportions(clients)
         state["theta"] = fl.aggregate(state, update, p)
 
-        columns = {"pool": state["pool"], "expert_loss": means[clients].mean()}
+        columns = {"pool": state["pool_size"], "expert_loss": means[clients].mean()}
         columns |= {"inside": stds.mean(), "between": means.std()}
-        nets, numbers = count_scoring(config, fl, t, is_used_up)
+        nets, numbers = count_scoring(config, fl, t, must_rank)
         columns["scorers"] = nets
-        columns |= fl.cost(update, received=nets * fl.model.size, sent=numbers)
+        columns |= fl.cost(update, sent=numbers, scorers=nets)
         run.record(t, state, update, **columns)
 
 
@@ -204,9 +204,9 @@ def estimate_entropies(delta_b: torch.Tensor, length, temperature: float) -> tor
     return torch.special.entr(p).sum(1)
 
 
-def count_scoring(config, fl: common.Federation, t: int, is_used_up: bool) -> tuple[int, int]:
+def count_scoring(config, fl: common.Federation, t: int, must_rank: bool) -> tuple[int, int]:
     """As in client_curriculum.py; the labels' entropies are sent once."""
-    nets, numbers = paper.count_scoring(config, fl, t, is_used_up)
+    nets, numbers = paper.count_scoring(config, fl, t, must_rank)
     if config.client_order == "entropy" and t == 0:
         numbers = config.clients
     if is_choice(config) and config.score == "E" and t == 0:

@@ -12,7 +12,7 @@ from results.clock import Timed
 from results.fedcl_gmm_sync import controls
 
 
-class Clients(Timed, paper.Clients):
+class Ensemble(Timed, paper.Ensemble):
     pass
 
 
@@ -20,9 +20,9 @@ class Clients(Timed, paper.Clients):
 class Config(controls.Config):
     """The flags of controls.py."""
 
-    def federation(self, data, streams) -> Clients:
+    def federation(self, data, streams) -> Ensemble:
         fl = super().federation(data, streams)
-        fl.__class__ = Clients
+        fl.__class__ = Ensemble
         return fl
 
 

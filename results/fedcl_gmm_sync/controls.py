@@ -77,7 +77,7 @@ def method_of_paper(config: Config) -> Config:
     return config
 
 
-def federate(config: Config, fl: paper.Clients, run: experiment.Run) -> None:
+def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """The loop of fedcl_gmm_sync.py, for FedCL with two changes and a measure."""
     method = config.method
     config = method_of_paper(config)
