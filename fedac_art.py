@@ -383,7 +383,7 @@ def hidden_of_clients(fl: common.Federation, update: common.Update) -> dict:
     rows = np.sort(rng.permutation(len(update.clients))[:3])
 
     x = fl.data.images("test", fl.model.dtype)[samples]
-    vectors = [hidden_vectors(fl.model, update.thetas[k], x).float().cpu() for k in rows]
+    vectors = [hidden_vectors(fl.model, update.thetas[k], x).float() for k in rows]
     return {
         "vectors": torch.stack(vectors),
         "labels": torch.from_numpy(y[samples]),
@@ -441,14 +441,14 @@ def embed(vectors: Tensor, labels: Tensor, clients: list[int]):
     from sklearn.manifold import TSNE
 
     tables = []
-    for client, z in zip(clients, vectors.numpy(), strict=True):
+    for client, z in zip(clients, vectors.cpu().numpy(), strict=True):
         z = np.nan_to_num(z, posinf=0, neginf=0)
         z = z / max(np.abs(z).max(), 1e-30)
         perplexity = min(30, len(z) / 2)
         # exact and from random points, which copes with vectors that are all alike
         tsne = TSNE(perplexity=perplexity, method="exact", init="random", random_state=0)
         points = pd.DataFrame(tsne.fit_transform(z), columns=["x", "y"])
-        tables.append(points.assign(label=labels.numpy(), client=client))
+        tables.append(points.assign(label=labels.cpu().numpy(), client=client))
     return pd.concat(tables)
 
 

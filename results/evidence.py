@@ -116,17 +116,6 @@ def interval(d: np.ndarray) -> Interval:
     return Interval(d.mean(), low, high, test.pvalue, len(d))
 
 
-def holm(p: list[float]) -> np.ndarray:
-    """Holm's adjusted p of a family."""
-    p = np.array(p)
-    order = np.argsort(p)
-    factors = np.arange(len(p), 0, -1)
-    adjusted = np.minimum(1, np.maximum.accumulate(p[order] * factors))
-    result = np.empty(len(p))
-    result[order] = adjusted
-    return result
-
-
 def spread(x: np.ndarray) -> str:
     """'91.8 +- 2.5': mean and standard deviation over trials."""
     std = x.std(ddof=1) if len(x) > 1 else math.nan

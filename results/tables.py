@@ -22,8 +22,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from report import holm
 from results import clock_answers
-from results.evidence import FOLDER, Interval, difference, holm, interval
+from results.evidence import FOLDER, Interval, difference, interval
 
 REDUCED = "not tested at the paper's setting"
 OUTCOMES = {"holds": "for", "violated": "against", "vacuous": "against", "partly": "open"}

@@ -34,6 +34,10 @@ def test_three_clients_by_hand():
     assert cost["waiting"] == pytest.approx(1 - np.mean(seconds) / 35)
     cost = fl.cost(update([100, 100, 300]), received=3_000_000)  # a net more for each
     assert cost["clock"] == pytest.approx(3 + 12 / 0.25)
+    cost = fl.cost(update([100, 100, 300]), sent=30, scorers=20)  # others receive meanwhile
+    assert cost["received_mb"] == pytest.approx(12 + 80)
+    assert cost["sent_mb"] == pytest.approx(12 + 30 * 4e-6)
+    assert cost["clock"] == pytest.approx(3 + 8.00004 / 0.25)
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -326,6 +326,7 @@ def test_help_shows_defaults_and_fits(capsys, monkeypatch):
         main(["--help"])
     text = capsys.readouterr().out
     assert stop.value.code == 0 and max(map(len, text.splitlines())) <= 100
+    assert "--base" in text and all(base in text for base in common.BASES)
     assert "(default: 0.01)" in text and "--arm" in text and "two" not in text.partition("\n")[0]
 
 
@@ -407,7 +408,7 @@ def test_a_checkpoint_is_written_rarely_where_that_takes_long(work, monkeypatch)
     monkeypatch.setattr(experiment.Run, "record", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock["now"])  # writing costs nothing
     trained(a_run("cheap", rounds=50))
-    assert counts == [*range(1, 51), 50]
+    assert counts == [*range(1, 51)]
 
 
 def test_a_finished_run_is_not_built_again(work, monkeypatch):
@@ -681,6 +682,10 @@ def test_each_command_has_a_folder_of_its_own(work, capsys):
     (top / "notes").mkdir()
     start("--arm=a")
     assert len(table(top / "003")) == 8
+    (top / "003").rename(top / "999")
+    start("--arm=a")
+    start("--arm=a", "--trials=3", "--resume")
+    assert len(table(top / "1000")) == 12
 
 
 def test_results_are_not_deleted_unasked(work, capsys):
@@ -691,6 +696,17 @@ def test_results_are_not_deleted_unasked(work, capsys):
     line = refused(capsys, "--out=r", "--rounds=2", "--resume")
     assert "rounds 4, not 2" in line
     assert files("r") == before
+
+
+def test_a_resumed_sweep_leaves_no_figure_of_the_one_before(work, monkeypatch):
+    """Two arms have a difference, one has none."""
+    monkeypatch.setattr(report, "plot", lambda df, path, **options: path.write_bytes(b"png"))
+    start("--out=r", "--arm", "a", "b")
+    (work / "r" / "mine.png").write_text("mine")
+    assert (work / "r" / "differences.png").exists()
+    start("--out=r", "--arm=a", "--resume")
+    assert not (work / "r" / "differences.png").exists()
+    assert (work / "r" / "accuracy.png").exists() and (work / "r" / "mine.png").exists()
 
 
 def test_overwrite_deletes_what_is_ours_and_nothing_else(work, monkeypatch):
@@ -792,13 +808,15 @@ def test_two_commands_in_one_folder(work, capsys):
     start("--out=r", "--resume")  # the lock is gone with its holder
 
 
-@pytest.mark.parametrize("text", ["", "{", "\0"])
+@pytest.mark.parametrize("text", ["", "{", "\0", "null"])
 def test_a_damaged_config_is_one_line(text, work, capsys):
     start("--out=r", "--arm=a", "--trials=1")
     (work / "r" / "config.json").write_text(text)
     assert "config.json: damaged" in refused(capsys, "--out=r", "--arm=a", "--trials=1", "--resume")
-    start("--out=r", "--arm=a", "--trials=1", "--overwrite")
-    assert len(table("r")) == 4
+    (work / "r" / "config.json").unlink()
+    before = content("r")
+    start("--out=r", "--arm=a", "--trials=1", "--resume")
+    assert content("r") == before and len(table("r")) == 4
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "metrics.csv", "config.json", "summary.json"])
@@ -863,7 +881,7 @@ def test_a_run_that_diverges_leaves_an_empty_cell(work, capsys, jobs):
     assert [(r["method"], r["trial"], r["round"]) for r in last] == [("nan", "1", "3")]
     results = json.loads(Path("r/summary.json").read_text())["results"]
     finals = {(run["method"], run["trial"]): run["final"] for run in results}
-    assert np.isnan(finals["nan", 1]) and finals["nan", 0] > 0
+    assert finals["nan", 1] is None and finals["nan", 0] > 0
     for df in drawn:
         assert len(df) == 12
     before = {path: path.stat().st_mtime_ns for path in checkpoints("r")}
@@ -957,6 +975,7 @@ def test_tracking(work, capsys, monkeypatch):
         patch.setattr(importlib.util, "find_spec", lambda name: None)
         assert "pip install tensorboard" in refused(capsys, "--track=tensorboard")
     seen = []
+    closed = []
 
     class Writer:
         def __init__(self, folder, purge_step):
@@ -966,6 +985,9 @@ def test_tracking(work, capsys, monkeypatch):
         def add_scalar(self, name, value, t):
             seen.append((self.folder.name, name, value, t))
 
+        def close(self):
+            closed.append(self.folder.name)
+
     module = types.SimpleNamespace(SummaryWriter=Writer)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
@@ -973,6 +995,7 @@ def test_tracking(work, capsys, monkeypatch):
     own = checkpoints("r", "a")[0].stem
     values = {(t, name): value for run, name, value, t in seen if run == own}
     assert values[4, "uploads"] == 8
+    assert sorted(closed) == sorted({run for run, *_ in seen})  # what is buffered is written
     assert values[1, "accuracy"] == pytest.approx(float(table("r")[0]["accuracy"]))
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from scipy.special import stdtr
 
+import report
 from results import evidence, reproduce, tables
 
 ROOT = evidence.FOLDER.parent
@@ -48,8 +49,10 @@ def test_an_interval_is_students():
 
 def test_holm_by_hand():
     """.01 x 4, .02 x 3, .03 x 2, .5: never falling, at most 1."""
-    adjusted = evidence.holm([0.5, 0.01, 0.03, 0.02])
+    adjusted = report.holm([0.5, 0.01, 0.03, 0.02])
     np.testing.assert_allclose(adjusted, [0.5, 0.04, 0.06, 0.06])
+    adjusted = report.holm([0.5, 0.01, np.nan, 0.02])  # one of four could not be tested
+    np.testing.assert_allclose(adjusted, [1, 0.04, np.nan, 0.06])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_blocks_of_trials_follow_one_another():
 def test_the_rule(monkeypatch, differences, signs, label):
     rows = pd.DataFrame({"sign": signs})
     rows["interval"] = [evidence.interval(np.array(d, float)) for d in differences]
-    rows["p"] = evidence.holm([found.p for found in rows.interval])
+    rows["p"] = report.holm([found.p for found in rows.interval])
     monkeypatch.setattr(tables, "family", lambda claim: rows)
     assert tables.label("B1") == label
     assert tables.label("A2") == tables.REDUCED  # whatever it shows
