@@ -36,14 +36,17 @@ COMPARISONS = pd.read_csv(FOLDER / "comparisons.csv", **TEXT)
 
 
 def family(claim: str) -> pd.DataFrame:
-    """A claim's comparisons, with columns interval and p (after Holm)."""
-    rows = COMPARISONS[COMPARISONS.claim == claim].copy()
+    """A claim's comparisons, with columns interval and p (after Holm).
+
+    A1 and A1b, halves of one claim, are one family.
+    """
+    rows = COMPARISONS[COMPARISONS.claim.str.rstrip("b") == claim.rstrip("b")].copy()
     intervals = []
     for row in rows.itertuples():
         intervals.append(interval(difference(row.plus, row.minus, row.measure)))
     rows["interval"] = intervals
     rows["p"] = holm([found.p for found in intervals])
-    return rows
+    return rows[rows.claim == claim]
 
 
 def label(claim: str) -> str:
