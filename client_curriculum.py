@@ -383,9 +383,9 @@ def falling_lr(config: Config, steps: int) -> np.ndarray:
 def count_scoring(config, fl: common.Federation, t: int, must_rank: bool) -> tuple[int, int]:
     """How many clients are sent a net to score with in round t, and how many numbers they return.
 
-    Under G all M are sent theta whenever they are ranked, those that then train once more to train
-    from; but where the base sends no nets (solo), they score with their own. The expert is sent
-    once, as its scores never change.
+    Under G all M are sent theta whenever they are ranked; those that are then drawn are sent it a
+    second time, to train from. Where the base sends no nets (solo) they score with their own. The
+    expert is sent once, as its scores never change.
     """
     nets = 0
     numbers = 0

@@ -1,7 +1,7 @@
 """The evidence as arrays: what each run came to, by trial, and how two arms differ.
 
 trials.csv.xz   run, setting, method, trial, measure, value: accuracy in % in the final round,
-                mean of the last ten (last10), best, uploads, and a few measures of one script
+                mean of the last ten (last10), uploads, and a few measures of one script
 rounds.csv.xz   all rounds of the runs that were made after these were kept
 runs.csv        run, commit, trials, hours, command: where each comes from
 
@@ -35,7 +35,7 @@ def trials() -> pd.DataFrame:
 def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
     """final, last10 (tests within the last ten rounds), late (in the last sixth of the uploads);
     uploads; clients_early_late: a round's clients, mean of the first third - of the last; and
-    rounds_to_target, uploads_to_target: what it took to the base's last10 in the same trial.
+    rounds_to_base, uploads_to_base: what 'fedavg+cl' took to the last10 of 'fedavg' in its trial.
     """
     rounds = rounds.fillna({"setting": ""})
     goals = {}
@@ -44,6 +44,8 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
         run = run.sort_values("round")
         last = run["round"].max()
         tested = run.dropna(subset="accuracy")
+        if len(tested) == 0:  # it diverged before its first test
+            continue
         last_sixth = tested.uploads > 5 / 6 * run.uploads.max()
         values = {
             "final": tested.accuracy.iloc[-1],
@@ -59,8 +61,8 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
             reached = run[run.accuracy >= goals[base]]
             first = reached.iloc[0] if len(reached) else run.iloc[-1]
             is_never = len(reached) == 0
-            values["rounds_to_target"] = first["round"] + is_never  # never counts as one more
-            values["uploads_to_target"] = first.uploads
+            values["rounds_to_base"] = first["round"] + is_never  # never counts as one more
+            values["uploads_to_base"] = first.uploads
         for measure, value in values.items():
             rows.append((*key, measure, value))
     return pd.DataFrame(rows, columns=[*KEYS, "measure", "value"])

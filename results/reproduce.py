@@ -115,14 +115,14 @@ def main(argv: list[str]) -> int:
         show(works)
         return 0
     for work in works.itertuples():
-        status = 0
-        if not (is_experiment(work) and is_complete(work)):
-            print(f"python {shlex.join(command(work))}", flush=True)
-            status = subprocess.run([sys.executable, *command(work)], cwd=ROOT).returncode
-        if is_experiment(work) and is_complete(work):  # some of its runs may have diverged
-            publish(work)
-        if status:
+        if is_experiment(work) and is_complete(work):
+            continue
+        print(f"python {shlex.join(command(work))}", flush=True)
+        status = subprocess.run([sys.executable, *command(work)], cwd=ROOT).returncode
+        if status:  # 3: runs that diverged are no evidence
             return status
+        if is_experiment(work):
+            publish(work)
     return 0
 
 

@@ -79,7 +79,8 @@ def direction(found: Interval, p: float, sign: str) -> str:
 def checks(claim: str) -> list[dict]:
     """The lines of theory/figures/check.json that a claim of the theory is about."""
     lines = json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_text())
-    return [line for line in lines if line["statement"].startswith(CLAIMS.setting[claim])]
+    begins = re.compile(re.escape(CLAIMS.setting[claim]) + "(?!')")  # not "Theorem 1's step .."
+    return [line for line in lines if begins.match(line["statement"])]
 
 
 # ------------------------------------------------------------------------------------------ tables
@@ -95,7 +96,10 @@ def markdown(head: tuple, rows: list[tuple]) -> list[str]:
 
 def claims(script: str) -> list[str]:
     """A line for each claim, and question of ours, with the first of its comparisons."""
-    head = ("claim", "paper", "ours: difference [95 %], trials", "setting", "label")
+    ours = "ours: difference [95 %], trials"
+    if script == "theory":
+        ours = "ours"
+    head = ("claim", "paper", ours, "setting", "label")
     rows = []
     for claim, about in of_script(script).iterrows():
         statement = f"{claim} {about.statement}"

@@ -122,6 +122,7 @@ def test_a_single_trial_has_no_interval(capsys):
     report.print_tables(runs, report.differences(runs), "digits, 1 trials")
     printed = capsys.readouterr().out
     assert " 5.00 " in printed and "+-" not in printed and "nan" not in printed
+    assert "paired" not in printed
 
 
 def diverge(rows: list[dict], method: str, trial: int) -> list[dict]:

@@ -124,6 +124,32 @@ def test_every_comparison_finds_its_trials():
             assert row.interval.n >= 3
 
 
+def test_what_it_took_to_the_bases_accuracy():
+    """By hand: FedAvg's tests have the mean 20."""
+
+    def rows(method: str, accuracies: list, clients: list) -> list[dict]:
+        uploads = np.cumsum(clients)
+        rows = []
+        for t, accuracy in enumerate(accuracies):
+            row = {"run": "r", "setting": "", "method": method, "trial": 0, "round": t + 1}
+            row |= {"clients": clients[t], "uploads": uploads[t], "accuracy": accuracy}
+            rows.append(row)
+        return rows
+
+    table = rows("fedavg", [10, 20, 30], [2, 2, 2])
+    table += rows("fedavg+cl", [25, 5, 5], [4, 2, 1])
+    table += rows("fedavg+random", [1, 2, 3], [2, 2, 2])
+    table += rows("diverged", [np.nan], [2])
+    found = evidence.summarise(pd.DataFrame(table)).set_index(["method", "measure"]).value
+    assert found["fedavg", "last10"] == 20 and found["fedavg", "final"] == 30
+    assert found["fedavg", "rounds_to_base"] == 2 and found["fedavg", "uploads_to_base"] == 4
+    assert found["fedavg+cl", "rounds_to_base"] == 1 and found["fedavg+cl", "uploads_to_base"] == 4
+    assert found["fedavg+cl", "clients_early_late"] == 3
+    assert found["fedavg+cl", "late"] == 5  # the tests after 5/6 of 7 uploads
+    assert found["fedavg+random", "rounds_to_base"] == 4  # never
+    assert "diverged" not in found.index.get_level_values("method")
+
+
 # -------------------------------------------------------------------------------------- reproduce
 
 
