@@ -769,8 +769,8 @@ def test_natural_clients_are_whole():
 @pytest.mark.parametrize(
     "kind, clients, low, owner, message",
     [
-        ("iid", 11, 1, None, "--clients 11"),
-        ("iid", 5, 3, None, "--clients 5"),
+        ("iid", 11, 1, None, "11 clients or parts"),
+        ("iid", 5, 3, None, "5 clients or parts"),
         ("natural", 5, 1, None, "natural"),
         ("natural", 5, 1, np.arange(10) // 5, "only 2"),
     ],

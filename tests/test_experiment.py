@@ -1094,8 +1094,12 @@ def test_ctrl_c_at_the_start_of_the_importing_process_is_not_lost(monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("multiprocessing.forkserver.ensure_running", start_and_interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        experiment.process_context()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            experiment.process_context()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert blocked == [True]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 

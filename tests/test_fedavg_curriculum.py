@@ -830,7 +830,7 @@ def test_more_rounds_may_follow_where_no_round_depends_on_their_number():
 BETAS = {"alpha": (0.05, 0.2, 0.9)}
 PARTS = {"parts": (100, 200, 400, 800)}
 PACED = {"pacing": FAMILIES, "pacing_a": (0.1, 0.5, 0.8), "order": ORDERS[:3]}
-EXPERT = {"score": ("E", "G"), "order": ("curriculum", "random")}
+EXPERT = {"expert_epochs": 20, "score": ("E", "G"), "order": ("curriculum", "random")}
 BASES = ("fedavg", "fedprox", "fednova", "scaffold")
 SKEWS = {"partition": ("iid", "label-skew")}
 PUBLISHED = {  # what each table and figure of the paper varies, and what it holds fixed
