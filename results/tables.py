@@ -190,21 +190,25 @@ def statements(_: str) -> list[str]:
 
 
 def doubling(_: str) -> list[str]:
+    """clock.md (a)."""
     head = ("data", "spread", "FedCL / FedAvg, seconds to FedAvg's accuracy [95 %]", "came there")
     return markdown(head, clock_answers.doubling())
 
 
 def phases(_: str) -> list[str]:
+    """clock.md (b)."""
     head = ("data", "spread", "method", "waits", "waiting, minus no freezing", "accuracy, minus it")
     return markdown(head, clock_answers.phases())
 
 
 def draws(_: str) -> list[str]:
+    """clock.md (c)."""
     head = ("data", "spread", "other arm", "accuracy at equal time: by size minus it [95 %]")
     return markdown(head, clock_answers.draws())
 
 
 def cell(value) -> str:
+    """A value of check.json, three digits of a number."""
     if isinstance(value, float):
         return f"{value:.3g}"
     return (value or "").replace("|", "\\|")
@@ -236,6 +240,7 @@ def write(text: str) -> str:
 
 
 def pages() -> list[Path]:
+    """All that may hold a table."""
     return [*sorted(FOLDER.rglob("*.md")), FOLDER.parent / "theory" / "README.md"]
 
 
