@@ -1120,6 +1120,32 @@ def test_ctrl_c_while_processes_are_prepared_is_one_line(work):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_ctrl_c_while_a_process_starts_is_heard_once_it_can_be_ended(work):
+    """It would outlive its parent for a moment, and miss what they share: a traceback."""
+    program = f"""
+import os, signal, sys
+from multiprocessing import forkserver
+sys.path.append({os.path.dirname(__file__)!r})
+import test_experiment
+signal.signal(signal.SIGINT, signal.default_int_handler)
+wait_for_process = forkserver.read_signed
+def interrupt_and_wait(fd):
+    forkserver.read_signed = wait_for_process
+    os.kill(os.getpid(), signal.SIGINT)
+    return wait_for_process(fd)
+forkserver.read_signed = interrupt_and_wait
+test_experiment.main()
+"""
+    flags = ["--rounds=60", "--pause=0.05", "--trials=1", "--jobs=2", "--out=r"]
+    script = (sys.executable, "-c", program)
+    running = process(work, *flags, script=script, start_new_session=True)
+    _, errors = running.communicate(timeout=120)
+    assert (running.returncode, errors) == (130, "stopped; --resume goes on in r\n")
+    assert not checkpoints("r")
+    wait_for(lambda: family(running.pid) == [], 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_worker_that_dies_ends_the_command_in_one_line(work):
     running = started(work, "--jobs=2")
     workers = []
