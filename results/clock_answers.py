@@ -71,7 +71,7 @@ def phases() -> list[tuple]:
             line.append(f"{np.mean(waited[method]):.0f} %")
             for measure in (waited, accuracy):
                 d = np.subtract(measure[method], measure["fedcl-nofreeze"])
-                line.append(str(interval(d)))
+                line.append(interval(d).text())
             rows.append(tuple(line))
     return rows
 
@@ -89,7 +89,7 @@ def draws() -> list[tuple]:
         size = np.array(at_end["fedavg size"])
         for method in ("fedavg", "fedavg+longer"):
             gain = interval(size - at_end[method])
-            rows.append((DATA[name], spread, NAMES[method], str(gain)))
+            rows.append((DATA[name], spread, NAMES[method], gain.text()))
     return rows
 
 

@@ -10,6 +10,7 @@ The arms of a trial share partition, initial weights and draws, so differences a
 
 import functools
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,8 +109,11 @@ class Interval:
     p: float
     n: int
 
-    def __str__(self) -> str:
-        return f"{self.mean:+.1f} [{self.low:.1f}, {self.high:.1f}]"
+    def text(self, digits=1) -> str:
+        """'+4.1 [-.3, 5.6]'"""
+        mean = f"{self.mean:+.{digits}f}"
+        text = f"{mean} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        return re.sub(r"\b0\.", ".", text)
 
 
 def interval(d: np.ndarray) -> Interval:

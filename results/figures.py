@@ -1,7 +1,7 @@
 """python -m results.figures
 
 Draws the figure of every script's page from the evidence: each comparison as its mean over trials
-and 95 % interval, in points of accuracy, beside what the paper prints.
+and 95 % interval, in points of accuracy, beside what the paper prints. A full circle is decided.
 """
 
 import matplotlib
@@ -14,17 +14,23 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the backend is chosen
 
 ACCURACY = ("final", "last10", "late")
+PAPER = "the paper's number"
+PANELS = {
+    "paper": "The paper's claims, at the paper's setting",
+    "reduced": "The paper's claims, in a smaller setting",
+    "own": "Our questions",
+}
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 
 
 def draw(script: str) -> None:
-    """results/SCRIPT/differences.png: a panel for the paper's claims, one for our questions."""
+    """results/SCRIPT/differences.png: a panel for the claims at each scale."""
     about = tables.of_script(script)
-    paper = about.index[about.scale != "own"]
-    ours = about.index[about.scale == "own"]
-    panels = [rows_of(paper), rows_of(ours)]
-    panels = [rows for rows in panels if rows]
-    heights = [len(rows) + 1 for rows in panels]
+    panels = {}
+    for scale, title in PANELS.items():
+        if rows := rows_of(about.index[about.scale == scale]):
+            panels[title] = rows
+    heights = [len(rows) + 1 for rows in panels.values()]
     figure, axes = plt.subplots(
         len(panels),
         figsize=(9, 0.27 * sum(heights) + 1.2),
@@ -32,12 +38,14 @@ def draw(script: str) -> None:
         sharex=True,
         squeeze=False,
     )
-    titles = ("The paper's claims", "Our questions: no control in the paper")
-    for axis, rows, title in zip(axes[:, 0], panels, titles, strict=False):
+    low, high = limits(panels.values())
+    axes[-1, 0].set_xlim(low, high)
+    for axis, (title, rows) in zip(axes[:, 0], panels.items(), strict=True):
         draw_panel(axis, rows, title)
     axes[-1, 0].set_xlabel("points of accuracy: mean, 95 % interval")
-    axes[-1, 0].set_xlim(limits(panels))
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="upper right", ncols=2, fontsize=8)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    entries = dict(zip(labels, handles, strict=True))  # one diamond for all
+    figure.legend(entries.values(), entries, loc="upper right", ncols=3, fontsize=8)
     figure.suptitle(f"{script}.py: what came out", x=0.02, ha="left", weight="bold")
     figure.tight_layout()
     figure.savefig(FOLDER / script / "differences.png", dpi=110)
@@ -48,8 +56,8 @@ def limits(panels: list) -> tuple[float, float]:
     """All means and the paper's numbers; a very wide interval is cut."""
     means = [0.0]
     for rows in panels:
-        for _, found, paper in rows:
-            means += [found.mean, paper]
+        for row in rows:
+            means += [row.interval.mean, float(row.paper or "nan")]
     low = np.nanmin(means)
     high = np.nanmax(means)
     margin = (high - low) / 4
@@ -57,33 +65,44 @@ def limits(panels: list) -> tuple[float, float]:
 
 
 def rows_of(claims) -> list:
-    """The comparisons of accuracy of these claims, with where they were made."""
+    """The comparisons of accuracy of these claims."""
     rows = []
     for claim in claims:
-        setting = tables.CLAIMS.setting[claim].partition(",")[0]
         for row in tables.family(claim).itertuples():
             if row.measure in ACCURACY:
-                name = f"{claim}  {row.what} ({setting}, n = {row.interval.n})"
-                paper = float(row.paper or "nan")
-                rows.append((name, row.interval, paper))
+                rows.append(row)
     return rows
+
+
+def name(row) -> str:
+    """What was compared, and where."""
+    setting = tables.CLAIMS.setting[row.claim].partition(",")[0]
+    return f"{row.claim}  {row.what} ({setting}, n = {row.interval.n})"
 
 
 def draw_panel(axis, rows: list, title: str) -> None:
     axis.axvline(0, color="0.6", linewidth=1)
-    for height, (_, found, paper) in enumerate(rows):
-        axis.plot([found.low, found.high], [height, height], color="C0", linewidth=2)
-        axis.plot(found.mean, height, "o", color="C0")
-        axis.plot(paper, height, "D", color="C3", markersize=5)
-    axis.plot([], [], "o-", color="C0", label="ours")
-    if not np.isnan([paper for *_, paper in rows]).all():
-        axis.plot([], [], "D", color="C3", markersize=5, label="the paper's number")
-    axis.set_yticks(range(len(rows)), [name for name, *_ in rows], fontsize=8)
+    left, right = axis.get_xlim()
+    for height, row in enumerate(rows):
+        low = row.interval.low
+        high = row.interval.high
+        axis.plot([low, high], [height, height], color="C0", linewidth=2)
+        if low < left:
+            axis.plot(left, height, "<", color="C0", clip_on=False)
+        if high > right:
+            axis.plot(right, height, ">", color="C0", clip_on=False)
+        inside = "white" if row.direction == "open" else "C0"
+        axis.plot(row.interval.mean, height, "o", color="C0", markerfacecolor=inside)
+        if row.paper:
+            axis.plot(float(row.paper), height, "D", color="C3", markersize=5, label=PAPER)
+    axis.plot([], [], "o-", color="C0", label="ours, decided")
+    axis.plot([], [], "o-", color="C0", markerfacecolor="white", label="ours, open")
+    axis.set_yticks(range(len(rows)), map(name, rows), fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(axis="x", color="0.9")
     axis.set_title(title, loc="left", fontsize=10)
 
 
 if __name__ == "__main__":
-    for name in SCRIPTS:
-        draw(name)
+    for script in SCRIPTS:
+        draw(script)

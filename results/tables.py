@@ -10,7 +10,7 @@ comparisons.csv  what decides each: the difference plus - minus of a measure, th
 The rule. A claim's comparisons are one family, corrected by Holm. It *holds* if each lies off 0 in
 the claimed direction, it *does not hold* if one lies off 0 in the other, else it is *not decided*.
 A claim of no difference cannot hold, only not hold. Not at the paper's setting it is *not tested*,
-and the difference says what the reduced setting shows. A statement of the theory does not hold if
+and the differences say what the reduced setting shows. A statement of the theory does not hold if
 one of its checks is violated (theory/).
 """
 
@@ -36,9 +36,9 @@ COMPARISONS = pd.read_csv(FOLDER / "comparisons.csv", **TEXT)
 
 
 def family(claim: str) -> pd.DataFrame:
-    """A claim's comparisons, with columns interval and p (after Holm).
+    """A claim's comparisons, with columns interval, p (after Holm) and direction.
 
-    A1 and A1b, halves of one claim, are one family.
+    A1 and A1b, halves of one claim, are one family; so are E12 and E12b.
     """
     rows = COMPARISONS[COMPARISONS.claim.str.rstrip("b") == claim.rstrip("b")].copy()
     intervals = []
@@ -46,6 +46,7 @@ def family(claim: str) -> pd.DataFrame:
         intervals.append(interval(difference(row.plus, row.minus, row.measure)))
     rows["interval"] = intervals
     rows["p"] = holm([found.p for found in intervals])
+    rows["direction"] = [direction(row.interval, row.p, row.sign) for row in rows.itertuples()]
     return rows[rows.claim == claim]
 
 
@@ -53,12 +54,10 @@ def label(claim: str) -> str:
     """The rule above."""
     if CLAIMS.scale[claim] == "reduced":
         return REDUCED
-    verdicts = set()
+    verdicts = set(family(claim).direction)
     if CLAIMS.scale[claim] == "theory":
         for check in checks(claim):
             verdicts.add(OUTCOMES[check["printed"]])
-    for row in family(claim).itertuples():
-        verdicts.add(direction(row.interval, row.p, row.sign))
     if "against" in verdicts:
         return "does not hold"
     if verdicts == {"for"}:
@@ -95,27 +94,40 @@ def markdown(head: tuple, rows: list[tuple]) -> list[str]:
 
 
 def claims(script: str) -> list[str]:
-    """A line for each claim, and question of ours, with the first of its comparisons."""
+    """A line for each claim, and question of ours, with one of its comparisons."""
     ours = "ours: difference [95 %], trials"
     if script == "theory":
         ours = "ours"
-    head = ("claim", "paper", ours, "setting", "label")
+    head = ("claim", "paper", ours, "for, against, open", "setting", "label")
     rows = []
     for claim, about in of_script(script).iterrows():
         statement = f"{claim} {about.statement}"
-        rows.append((statement, about.paper, outcome(claim), about.setting, label(claim)))
+        found = outcome(claim), tally(claim)
+        rows.append((statement, about.paper, *found, about.setting, label(claim)))
     return markdown(head, rows)
 
 
 def outcome(claim: str) -> str:
-    """Of a claim's first comparison, or of all checks of a statement of the theory."""
-    found = family(claim)
-    if len(found):
-        return words(found.iloc[0])
+    """Of the first comparison that is as the label says, or of all checks of a statement."""
+    rows = family(claim)
+    telling = {"does not hold": "against", "not decided": "open"}.get(label(claim))
+    for _, row in rows.iterrows():
+        if row.direction == telling:
+            return words(row)
+    if len(rows):
+        return words(rows.iloc[0])
     if CLAIMS.scale[claim] != "theory":
         return "not reported"
     numbers = collections.Counter(check["printed"] for check in checks(claim))
     return "checks: " + ", ".join(f"{number} {name}" for name, number in numbers.items())
+
+
+def tally(claim: str) -> str:
+    """How many of its comparisons are for it, against it, open."""
+    found = collections.Counter(family(claim).direction)
+    if not found:
+        return ""
+    return ", ".join(str(found[name]) for name in ("for", "against", "open"))
 
 
 def differences() -> str:
@@ -151,17 +163,17 @@ def measured(row) -> str:
 
 def shown(found: Interval, measure: str) -> str:
     """'+4.1 [2.7, 5.6]', with the digits that fit the measure."""
-    digits = DIGITS.get(measure, 1)
-    return f"{found.mean:+.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+    return found.text(DIGITS.get(measure, 1))
 
 
 def labels(_: str) -> list[str]:
-    """Which claims got which label, a line for each script and one for the theory."""
+    """Which of the papers' claims got which label, a line a script and one for the theory."""
     names = ("holds", "does not hold", "not decided", REDUCED)
     rows = []
     for script in CLAIMS.script.unique():
         found = {name: [] for name in names}
-        for claim in of_script(script).index:
+        about = of_script(script)
+        for claim in about.index[about.scale != "own"]:
             found[label(claim)].append(claim)
         page = f"{script}/README.md"
         if script == "theory":
@@ -180,7 +192,8 @@ def counts(_: str) -> list[str]:
 
 def statements(_: str) -> list[str]:
     """theory/figures/check.json: each statement's verdicts and worst ratios bound / measured."""
-    head = ("statement", "printed", "ratio", "corrected", "ratio", "sharp", "")
+    head = ("statement", "as printed", "bound / measured", "corrected", "bound / measured")
+    head += ("sharp: bound / measured", "remark")
     fields = ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio")
     fields += ("sharp_ratio", "note")
     rows = []
@@ -191,19 +204,21 @@ def statements(_: str) -> list[str]:
 
 def doubling(_: str) -> list[str]:
     """clock.md (a)."""
-    head = ("data", "spread", "FedCL / FedAvg, seconds to FedAvg's accuracy [95 %]", "came there")
+    times = "seconds to FedAvg's accuracy, FedCL / FedAvg: geometric mean [95 %]"
+    head = ("data", "spread", times, "trials in which FedCL came there")
     return markdown(head, clock_answers.doubling())
 
 
 def phases(_: str) -> list[str]:
     """clock.md (b)."""
-    head = ("data", "spread", "method", "waits", "waiting, minus no freezing", "accuracy, minus it")
+    head = ("data", "spread", "method", "time spent waiting")
+    head += ("waiting: it − no freezing, points", "accuracy: it − no freezing, points")
     return markdown(head, clock_answers.phases())
 
 
 def draws(_: str) -> list[str]:
     """clock.md (c)."""
-    head = ("data", "spread", "other arm", "accuracy at equal time: by size minus it [95 %]")
+    head = ("data", "spread", "other arm", "accuracy at equal time: by size − other arm [95 %]")
     return markdown(head, clock_answers.draws())
 
 

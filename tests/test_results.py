@@ -58,7 +58,7 @@ def test_holm_by_hand():
 @pytest.mark.parametrize(
     ("claim", "run", "setting", "a", "b"),
     [
-        ("A6", "fedavg_curriculum/cifar10-table4", "", "curriculum", "vanilla"),
+        ("E7", "fedavg_curriculum/cifar10-table4-eta0.002", "", "curriculum", "vanilla"),
         ("A1", "fedavg_curriculum/cifar10-fig1-G-iid", "", "curriculum", "random"),
         ("B1", "fedcl_gmm_sync/mnist-200-alpha0.05", "", "fedcl", "fedgen"),
         ("E6", "fedavg_curriculum/fmnist-short-iid", "", "shuffled", "vanilla"),
@@ -66,7 +66,7 @@ def test_holm_by_hand():
 )
 def test_the_first_difference_of_a_claim_is_that_of_its_trials(claim, run, setting, a, b):
     d = raw(run, setting, a) - raw(run, setting, b)
-    shown = f"{d.mean():+.1f} ["
+    shown = f"{d.mean():+.1f} [".replace("-0.", "-.")
     script = tables.CLAIMS.script[claim]
     lines = (ROOT / "results" / script / "README.md").read_text().splitlines()
     line = next(line for line in lines if line.startswith(f"| {claim} "))
@@ -83,24 +83,47 @@ def test_blocks_of_trials_follow_one_another():
     np.testing.assert_allclose(joined, np.concatenate(parts))
 
 
+UP = [5, 6, 7, 6]
+DOWN = [-5, -6, -7, -6]
+ANY = [-3, 3, 2, -3]
+
+
 @pytest.mark.parametrize(
-    ("differences", "signs", "label"),
+    ("differences", "signs", "label", "tally", "shown"),
     [
-        ([[5, 6, 7, 6], [2, 3, 2, 3]], ["+", "+"], "holds"),
-        ([[5, 6, 7, 6], [2, 3, 2, 3]], ["+", "-"], "does not hold"),
-        ([[5, 6, 7, 6], [-3, 3, 2, -3]], ["+", "+"], "not decided"),
-        ([[-5, -6, -7, -6]], ["-"], "holds"),
-        ([[-5, -6, -7, -6]], ["0"], "does not hold"),
-        ([[-3, 3, 2, -3]], ["0"], "not decided"),
+        ([UP, [2, 3, 2, 3]], "++", "holds", "2, 0, 0", "0 +6.0 [4.7, 7.3], 4"),
+        ([UP, [2, 3, 2, 3]], "+-", "does not hold", "1, 1, 0", "1 +2.5 [1.6, 3.4], 4"),
+        ([UP, ANY], "++", "not decided", "1, 0, 1", "1 -.2 [-5.3, 4.8], 4"),
+        ([DOWN], "-", "holds", "1, 0, 0", "0 -6.0 [-7.3, -4.7], 4"),
+        ([ANY, DOWN], "00", "does not hold", "0, 1, 1", "1 -6.0 [-7.3, -4.7], 4"),
+        ([ANY], "0", "not decided", "0, 0, 1", "0 -.2 [-5.3, 4.8], 4"),
     ],
 )
-def test_the_rule(monkeypatch, differences, signs, label):
-    rows = pd.DataFrame({"sign": signs})
-    rows["interval"] = [evidence.interval(np.array(d, float)) for d in differences]
-    rows["p"] = report.holm([found.p for found in rows.interval])
-    monkeypatch.setattr(tables, "family", lambda claim: rows)
+def test_the_rule(monkeypatch, differences, signs, label, tally, shown):
+    """And the comparison that a table shows: the first that is as the label says."""
+    rows = []
+    for place, sign in enumerate(signs):
+        for claim in ("B1", "A2"):
+            rows.append({"claim": claim, "what": str(place), "measure": "last10", "sign": sign})
+    rows = pd.DataFrame(rows).assign(plus=lambda table: table.what, minus="")
+    monkeypatch.setattr(tables, "COMPARISONS", rows)
+    monkeypatch.setattr(tables, "difference", lambda plus, *_: np.array(differences[int(plus)]))
     assert tables.label("B1") == label
+    assert tables.tally("B1") == tally
+    assert tables.outcome("B1") == shown
     assert tables.label("A2") == tables.REDUCED  # whatever it shows
+    assert tables.outcome("A2").startswith("0 ")
+
+
+def test_a_decision_is_after_holm():
+    """E14: two intervals leave out 0 and are open, as two p of .03 among four are."""
+    rows = tables.family("E14").set_index("what")
+    d = raw("fedcl_fgn/select-cifar10-others", "", "fedavg")
+    d = d - raw("fedcl_fgn/select-cifar10-others", "", "fedavg+cl")
+    row = rows.loc["CIFAR-10: FedAvg − FedCL"]
+    assert row.interval.mean == pytest.approx(d.mean())
+    assert row.interval.low > 0 and row.interval.p < 0.05 < row.p
+    assert row.direction == "open"
 
 
 def test_pages_are_what_the_program_writes():
