@@ -9,7 +9,6 @@ The arms of a trial share partition, initial weights and draws, so differences a
 """
 
 import functools
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,9 +119,3 @@ def interval(d: np.ndarray) -> Interval:
     test = stats.ttest_1samp(d, 0)
     low, high = test.confidence_interval(0.95)
     return Interval(d.mean(), low, high, test.pvalue, len(d))
-
-
-def spread(x: np.ndarray) -> str:
-    """'91.8 +- 2.5': mean and standard deviation over trials."""
-    std = x.std(ddof=1) if len(x) > 1 else math.nan
-    return f"{x.mean():.1f} ± {std:.1f}"

@@ -24,7 +24,7 @@ import pandas as pd
 
 from report import holm
 from results import clock_answers
-from results.evidence import FOLDER, Interval, difference, interval
+from results.evidence import FOLDER, Interval, difference, interval, values
 
 REDUCED = "not tested at the paper's setting"
 OUTCOMES = {"holds": "for", "violated": "against", "vacuous": "against", "partly": "open"}
@@ -116,10 +116,41 @@ def outcome(claim: str) -> str:
             return words(row)
     if len(rows):
         return words(rows.iloc[0])
+    if claim in MEASURED:
+        return MEASURED[claim]()
     if CLAIMS.scale[claim] != "theory":
         return "not reported"
     numbers = collections.Counter(check["printed"] for check in checks(claim))
     return "checks: " + ", ".join(f"{number} {name}" for name, number in numbers.items())
+
+
+def agreement() -> str:
+    """C4: how often Eq. 2 judges rounds alike, FGN on the clients that train, FedFIM on others."""
+    table = pd.read_csv(FOLDER / "fedcl_fgn" / "agreement.csv", index_col=["signal", "and"])
+    row = table.loc["fgn per_sample same", "fim other"]
+    return f"rounds judged alike: {row['alike']:.0%}, by chance {row['by chance']:.0%}"
+
+
+def cost() -> str:
+    """C5: FedFIM's seconds and memory, over those of FGN per sample, from net to net."""
+    table = pd.read_csv(FOLDER / "fedcl_fgn" / "cost.csv", index_col=["what", "pair"])
+    times = table.loc["FedFIM"] / table.loc["FGN per_sample"]
+    time = f"{times.seconds.min():.1f} to {times.seconds.max():.1f}"
+    memory = f"{times.MiB.min():.2f} to {times.MiB.max():.2f}"
+    return f"FedFIM / FGN per sample: time {time}, memory {memory}"
+
+
+def stability() -> str:
+    """C8: the standard deviation of the accuracy over seeds."""
+    stds = {}
+    for method in ("fedavg+cl", "fedavg"):
+        accuracies = values(f"fedcl_fgn/fmnist-alpha|alpha=0.1|{method}", "last10")
+        stds[method] = accuracies.std(ddof=1)
+    fedcl, fedavg = stds.values()
+    return f"std of the accuracy over 5 seeds: FedCL {fedcl:.1f}, FedAvg {fedavg:.1f}"
+
+
+MEASURED = {"C4": agreement, "C5": cost, "C8": stability}  # the first two by tests/bench_fim.py
 
 
 def tally(claim: str) -> str:

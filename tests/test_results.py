@@ -126,6 +126,33 @@ def test_a_decision_is_after_holm():
     assert row.direction == "open"
 
 
+def test_what_the_signals_cost_and_how_they_agree_is_in_their_files():
+    def column(name: str, *keys: str) -> list[float]:
+        """A column of one of the files, of the lines that begin with these keys."""
+        head, *lines = (ROOT / "results" / "fedcl_fgn" / file).read_text().splitlines()
+        place = head.split(",").index(name)
+        lines = [line.split(",") for line in lines]
+        return [float(line[place]) for line in lines if set(keys) <= set(line[:2])]
+
+    file = "agreement.csv"
+    pair = ("fgn per_sample same", "fim other")
+    percents = [round(100 * column(name, *pair)[0]) for name in ("alike", "by chance")]
+    assert re.findall(r"(\d+)%", tables.outcome("C4")) == list(map(str, percents))
+    file = "cost.csv"
+    shown = []
+    for name, digits in (("seconds", 1), ("MiB", 2)):
+        both = zip(column(name, "FedFIM"), column(name, "FGN per_sample"), strict=True)
+        ratios = [fim / fgn for fim, fgn in both]
+        shown += [f"{min(ratios):.{digits}f}", f"{max(ratios):.{digits}f}"]
+    assert re.findall(r"[\d.]+", tables.outcome("C5")) == shown
+    stds = []
+    for method in ("fedavg+cl", "fedavg"):
+        accuracies = raw("fedcl_fgn/fmnist-alpha", "alpha=0.1", method)
+        assert len(accuracies) == 5
+        stds.append(f"{np.sqrt(((accuracies - accuracies.mean()) ** 2).sum() / 4):.1f}")
+    assert re.findall(r"\d\.\d", tables.outcome("C8")) == stds
+
+
 def test_pages_are_what_the_program_writes():
     assert tables.main(["--check"]) == 0
 
