@@ -18,6 +18,7 @@ import collections
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -85,7 +86,7 @@ def checks(claim: str) -> list[dict]:
 # ------------------------------------------------------------------------------------------ tables
 
 
-def markdown(head: tuple, rows: list[tuple]) -> list[str]:
+def markdown(head: Sequence, rows: list[Sequence]) -> list[str]:
     """A table's lines."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
@@ -95,16 +96,14 @@ def markdown(head: tuple, rows: list[tuple]) -> list[str]:
 
 def claims(script: str) -> list[str]:
     """A line for each claim, and question of ours, with one of its comparisons."""
-    ours = "ours: difference [95 %], trials"
-    if script == "theory":
-        ours = "ours"
-    head = ("claim", "paper", ours, "for, against, open", "setting", "label")
+    head = ["claim", "paper", "ours: difference [95 %], trials", "for, against, open"]
+    if script == "theory":  # has checks, and no comparisons
+        head = ["claim", "paper", "ours"]
     rows = []
     for claim, about in of_script(script).iterrows():
-        statement = f"{claim} {about.statement}"
-        found = outcome(claim), tally(claim)
-        rows.append((statement, about.paper, *found, about.setting, label(claim)))
-    return markdown(head, rows)
+        row = [f"{claim} {about.statement}", about.paper, outcome(claim), tally(claim)]
+        rows.append([*row[: len(head)], about.setting, label(claim)])
+    return markdown([*head, "setting", "label"], rows)
 
 
 def outcome(claim: str) -> str:
