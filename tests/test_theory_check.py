@@ -247,9 +247,9 @@ def test_the_other_figures_show_what_they_say(program):
     assert fixed[-1] == pytest.approx(theorem2.corrected(theorem2.long_run()))
     assert (sides["corrected: left side, weighted by α"][1] < fixed).all()
     measured = rate["measured, biased and noisy"][1] * np.sqrt([30, 100, 300, 1000, 3000])
-    assert measured == pytest.approx(np.full(4, 1.013), abs=0.003)
+    assert measured == pytest.approx(np.full(5, 1.013), abs=0.003)
     assert rate["1.01 / √T"][1] * np.sqrt([30, 100, 300, 1000, 3000]) == pytest.approx(
-        np.full(4, 1.013), abs=0.003
+        np.full(5, 1.013), abs=0.003
     )
     start, late = drawn["spectra.png"]
     assert (start["easy"][1] > start["all"][1]).all()
