@@ -50,9 +50,10 @@ def doubling() -> list[tuple]:
             logs.append(np.log(fedcl / fedavg))
             reached += came
         found = interval(np.array(logs))
-        mean, low, high = np.exp([found.mean, found.low, found.high])
-        ratio = f"{mean:.1f} [{low:.1f}, {high:.1f}]"
-        rows.append((DATA[name], spread, ratio, f"{reached} of {found.n}"))
+        ratios = np.exp([found.mean, found.low, found.high])
+        mean, low, high = [f"{ratio:.1f}".removeprefix("0") for ratio in ratios]
+        times = f"{mean} [{low}, {high}]"
+        rows.append((DATA[name], spread, times, f"{reached} of {found.n}"))
     return rows
 
 

@@ -1,7 +1,8 @@
 """python -m results.figures
 
 Draws the figure of every script's page from the evidence: each comparison as its mean over trials
-and 95 % interval, in points of accuracy, beside what the paper prints. A full circle is decided.
+and 95 % interval, in points of accuracy, beside what the paper prints. A full circle is decided
+after Holm's correction.
 """
 
 import matplotlib
@@ -43,8 +44,10 @@ def draw(script: str) -> None:
     for axis, (title, rows) in zip(axes[:, 0], panels.items(), strict=True):
         draw_panel(axis, rows, title)
     axes[-1, 0].set_xlabel("points of accuracy: mean, 95 % interval")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    entries = dict(zip(labels, handles, strict=True))  # one diamond for all
+    entries = {}  # each label once
+    for axis in axes[:, 0]:
+        handles, labels = axis.get_legend_handles_labels()
+        entries.update(zip(labels, handles, strict=True))
     figure.legend(entries.values(), entries, loc="upper right", ncols=3, fontsize=8)
     figure.suptitle(f"{script}.py: what came out", x=0.02, ha="left", weight="bold")
     figure.tight_layout()
@@ -75,7 +78,7 @@ def rows_of(claims) -> list:
 
 
 def name(row) -> str:
-    """What was compared, and where."""
+    """What was compared, the first words of the claim's setting, the trials."""
     setting = tables.CLAIMS.setting[row.claim].partition(",")[0]
     return f"{row.claim}  {row.what} ({setting}, n = {row.interval.n})"
 

@@ -5,7 +5,8 @@ Writes the tables of the pages from the evidence (evidence.py): in a page what s
 nothing and exits with 1 where a file would change.
 
 claims.csv       the papers' claims, and ours (scale 'own'): statement, the paper's number, setting
-comparisons.csv  what decides each: the difference plus - minus of a measure, the claimed sign
+comparisons.csv  what decides each: the difference plus - minus of a measure, the claimed sign:
+                 +, -, 0 (no difference), <= (not above)
 
 The rule. A claim's comparisons are one family, corrected by Holm. It *holds* if each lies off 0 in
 the claimed direction, it *does not hold* if one lies off 0 in the other, else it is *not decided*.
@@ -73,7 +74,7 @@ def direction(found: Interval, p: float, sign: str) -> str:
     if sign == "0":  # a claim of no difference
         return "against"
     is_above = found.mean > 0
-    return "for" if is_above == (sign == "+") else "against"
+    return "for" if is_above == (sign == "+") else "against"  # "-", or "<=": not above
 
 
 def checks(claim: str) -> list[dict]:
@@ -96,18 +97,21 @@ def markdown(head: Sequence, rows: list[Sequence]) -> list[str]:
 
 def claims(script: str) -> list[str]:
     """A line for each claim, and question of ours, with one of its comparisons."""
-    head = ["claim", "paper", "ours: difference [95 %], trials", "for, against, open"]
-    if script == "theory":  # has checks, and no comparisons
-        head = ["claim", "paper", "ours"]
+    ours = ("ours: difference [95 %], trials", "for, against, open")
+    if script == "theory":
+        ours = ("ours",)
     rows = []
     for claim, about in of_script(script).iterrows():
-        row = [f"{claim} {about.statement}", about.paper, outcome(claim), tally(claim)]
-        rows.append([*row[: len(head)], about.setting, label(claim)])
-    return markdown([*head, "setting", "label"], rows)
+        found = (outcome(claim), tally(claim))
+        if script == "theory":
+            found = (theory_outcome(claim),)
+        statement = f"{claim} {about.statement}"
+        rows.append((statement, about.paper, *found, about.setting, label(claim)))
+    return markdown(("claim", "paper", *ours, "setting", "label"), rows)
 
 
 def outcome(claim: str) -> str:
-    """Of the first comparison that is as the label says, or of all checks of a statement."""
+    """Of the first comparison that decides the label, of the first where none does."""
     rows = family(claim)
     telling = {"does not hold": "against", "not decided": "open"}.get(label(claim))
     for _, row in rows.iterrows():
@@ -117,8 +121,11 @@ def outcome(claim: str) -> str:
         return words(rows.iloc[0])
     if claim in MEASURED:
         return MEASURED[claim]()
-    if CLAIMS.scale[claim] != "theory":
-        return "not reported"
+    return "not reported"
+
+
+def theory_outcome(claim: str) -> str:
+    """Of all checks of a statement."""
     numbers = collections.Counter(check["printed"] for check in checks(claim))
     return "checks: " + ", ".join(f"{number} {name}" for name, number in numbers.items())
 
@@ -126,27 +133,32 @@ def outcome(claim: str) -> str:
 def agreement() -> str:
     """C4: how often Eq. 2 judges rounds alike, FGN on the clients that train, FedFIM on others."""
     table = pd.read_csv(FOLDER / "fedcl_fgn" / "agreement.csv", index_col=["signal", "and"])
-    row = table.loc["fgn per_sample same", "fim other"]
-    return f"rounds judged alike: {row['alike']:.0%}, by chance {row['by chance']:.0%}"
+    found = []
+    for reading in ("batch", "per_sample"):
+        row = table.loc[f"fgn {reading} same", "fim other"]
+        percent = 100 * row
+        found.append(f"{reading} {percent['alike']:.0f} (by chance {percent['by chance']:.0f})")
+    return f"% of rounds judged alike, FGN and FedFIM: {', '.join(found)}"
 
 
 def cost() -> str:
-    """C5: FedFIM's seconds and memory, over those of FGN per sample, from net to net."""
+    """C5: FedFIM's seconds, over those of both readings of FGN, from net to net; its memory."""
     table = pd.read_csv(FOLDER / "fedcl_fgn" / "cost.csv", index_col=["what", "pair"])
-    times = table.loc["FedFIM"] / table.loc["FGN per_sample"]
-    time = f"{times.seconds.min():.1f} to {times.seconds.max():.1f}"
-    memory = f"{times.MiB.min():.2f} to {times.MiB.max():.2f}"
-    return f"FedFIM / FGN per sample: time {time}, memory {memory}"
+    found = []
+    for reading in ("batch", "per_sample"):
+        times = table.loc["FedFIM"].seconds / table.loc[f"FGN {reading}"].seconds
+        found.append(f"{reading} {times.min():.3g} to {times.max():.3g}")
+    memory = table.loc["FedFIM"].MiB / table.loc["FGN per_sample"].MiB
+    return f"FedFIM / FGN, time: {', '.join(found)}; memory: per_sample {memory.mean():.2f}"
 
 
 def stability() -> str:
     """C8: the standard deviation of the accuracy over seeds."""
-    stds = {}
-    for method in ("fedavg+cl", "fedavg"):
+    found = []
+    for name, method in (("FedCL", "fedavg+cl"), ("FedAvg", "fedavg")):
         accuracies = values(f"fedcl_fgn/fmnist-alpha|alpha=0.1|{method}", "last10")
-        stds[method] = accuracies.std(ddof=1)
-    fedcl, fedavg = stds.values()
-    return f"std of the accuracy over 5 seeds: FedCL {fedcl:.1f}, FedAvg {fedavg:.1f}"
+        found.append(f"{name} {accuracies.std(ddof=1):.1f}")
+    return f"std of the accuracy over {len(accuracies)} seeds: {', '.join(found)}"
 
 
 MEASURED = {"C4": agreement, "C5": cost, "C8": stability}  # the first two by tests/bench_fim.py
@@ -242,7 +254,7 @@ def doubling(_: str) -> list[str]:
 def phases(_: str) -> list[str]:
     """clock.md (b)."""
     head = ("data", "spread", "method", "time spent waiting")
-    head += ("waiting: it − no freezing, points", "accuracy: it − no freezing, points")
+    head += ("waiting: method − no freezing, points", "accuracy: method − no freezing, points")
     return markdown(head, clock_answers.phases())
 
 

@@ -1120,7 +1120,8 @@ def test_ctrl_c_while_processes_are_prepared_is_one_line(work):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_ctrl_c_while_a_process_starts_is_heard_once_it_can_be_ended(work):
+@pytest.mark.parametrize(("sent", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_while_a_process_starts_is_heard_once_it_can_be_ended(work, sent, status):
     """It would outlive its parent for a moment, and miss what they share: a traceback."""
     program = f"""
 import os, signal, sys
@@ -1131,7 +1132,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 wait_for_process = forkserver.read_signed
 def interrupt_and_wait(fd):
     forkserver.read_signed = wait_for_process
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.{sent})
     return wait_for_process(fd)
 forkserver.read_signed = interrupt_and_wait
 test_experiment.main()
@@ -1140,7 +1141,7 @@ test_experiment.main()
     script = (sys.executable, "-c", program)
     running = process(work, *flags, script=script, start_new_session=True)
     _, errors = running.communicate(timeout=120)
-    assert (running.returncode, errors) == (130, "stopped; --resume goes on in r\n")
+    assert (running.returncode, errors) == (status, "stopped; --resume goes on in r\n")
     assert not checkpoints("r")
     wait_for(lambda: family(running.pid) == [], 10)
 

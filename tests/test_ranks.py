@@ -115,18 +115,22 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path):
 
 
 def test_launcher_stops_and_mistakes(tmp_path):
-    """SIGTERM to torchrun: no rank outlives it. A mistake is one line, not two."""
+    """SIGTERM and SIGKILL to torchrun: no rank outlives it. A mistake is one line, not two."""
     write_tiny(tmp_path)
     name = SCRIPTS[0]
-    process = start(2, name, tmp_path, "--rounds=2000", "--eval-every=2000", "--out=r")
-    wait_for_a_checkpoint(tmp_path / "r", process)
-    ranks = [rank(process.pid, k) for k in (0, 1)]
-    locked = start(0, name, tmp_path, "--out=r")
-    assert "another run is at work there" in locked.communicate()[1]
-    assert locked.returncode == 2
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert errors.count("stopped; --resume goes on in r") == 1
+    ranks = []
+    for out, stop in (("r", signal.SIGTERM), ("s", signal.SIGKILL)):
+        process = start(2, name, tmp_path, "--rounds=2000", "--eval-every=2000", f"--out={out}")
+        wait_for_a_checkpoint(tmp_path / out, process)
+        ranks += [rank(process.pid, k) for k in (0, 1)]
+        if stop == signal.SIGTERM:
+            locked = start(0, name, tmp_path, "--out=r")
+            assert "another run is at work there" in locked.communicate()[1]
+            assert locked.returncode == 2
+        process.send_signal(stop)
+        _, errors = process.communicate(timeout=60)
+        if stop == signal.SIGTERM:
+            assert errors.count("stopped; --resume goes on in r") == 1
     time.sleep(1)
     for pid in ranks:
         stat = Path(f"/proc/{pid}/stat")

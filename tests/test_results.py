@@ -10,7 +10,7 @@ import pytest
 from scipy.special import stdtr
 
 import report
-from results import evidence, reproduce, tables
+from results import evidence, figures, reproduce, tables
 
 ROOT = evidence.FOLDER.parent
 WORKS = reproduce.read_works()
@@ -64,7 +64,7 @@ def test_holm_by_hand():
         ("E6", "fedavg_curriculum/fmnist-short-iid", "", "shuffled", "vanilla"),
     ],
 )
-def test_the_first_difference_of_a_claim_is_that_of_its_trials(claim, run, setting, a, b):
+def test_the_shown_difference_of_a_claim_is_that_of_its_trials(claim, run, setting, a, b):
     d = raw(run, setting, a) - raw(run, setting, b)
     shown = f"{d.mean():+.1f} [".replace("-0.", "-.")
     script = tables.CLAIMS.script[claim]
@@ -97,6 +97,9 @@ ANY = [-3, 3, 2, -3]
         ([DOWN], "-", "holds", "1, 0, 0", "0 -6.0 [-7.3, -4.7], 4"),
         ([ANY, DOWN], "00", "does not hold", "0, 1, 1", "1 -6.0 [-7.3, -4.7], 4"),
         ([ANY], "0", "not decided", "0, 0, 1", "0 -.2 [-5.3, 4.8], 4"),
+        ([DOWN], "n", "holds", "1, 0, 0", "0 -6.0 [-7.3, -4.7], 4"),  # not above
+        ([UP], "n", "does not hold", "0, 1, 0", "0 +6.0 [4.7, 7.3], 4"),
+        ([UP, ANY, ANY], "+++", "not decided", "1, 0, 2", "1 -.2 [-5.3, 4.8], 4"),
     ],
 )
 def test_the_rule(monkeypatch, differences, signs, label, tally, shown):
@@ -104,7 +107,8 @@ def test_the_rule(monkeypatch, differences, signs, label, tally, shown):
     rows = []
     for place, sign in enumerate(signs):
         for claim in ("B1", "A2"):
-            rows.append({"claim": claim, "what": str(place), "measure": "last10", "sign": sign})
+            row = {"claim": claim, "what": str(place), "measure": "last10"}
+            rows.append(row | {"sign": sign.replace("n", "<=")})
     rows = pd.DataFrame(rows).assign(plus=lambda table: table.what, minus="")
     monkeypatch.setattr(tables, "COMPARISONS", rows)
     monkeypatch.setattr(tables, "difference", lambda plus, *_: np.array(differences[int(plus)]))
@@ -116,7 +120,7 @@ def test_the_rule(monkeypatch, differences, signs, label, tally, shown):
 
 
 def test_a_decision_is_after_holm():
-    """E14: two intervals leave out 0 and are open, as two p of .03 among four are."""
+    """E14: two intervals leave out 0 and are open, as p of .020 and .026 among four are."""
     rows = tables.family("E14").set_index("what")
     d = raw("fedcl_fgn/select-cifar10-others", "", "fedavg")
     d = d - raw("fedcl_fgn/select-cifar10-others", "", "fedavg+cl")
@@ -127,24 +131,28 @@ def test_a_decision_is_after_holm():
 
 
 def test_what_the_signals_cost_and_how_they_agree_is_in_their_files():
-    def column(name: str, *keys: str) -> list[float]:
+    def column(file: str, name: str, *keys: str) -> list[float]:
         """A column of one of the files, of the lines that begin with these keys."""
         head, *lines = (ROOT / "results" / "fedcl_fgn" / file).read_text().splitlines()
         place = head.split(",").index(name)
         lines = [line.split(",") for line in lines]
         return [float(line[place]) for line in lines if set(keys) <= set(line[:2])]
 
-    file = "agreement.csv"
-    pair = ("fgn per_sample same", "fim other")
-    percents = [round(100 * column(name, *pair)[0]) for name in ("alike", "by chance")]
-    assert re.findall(r"(\d+)%", tables.outcome("C4")) == list(map(str, percents))
-    file = "cost.csv"
-    shown = []
-    for name, digits in (("seconds", 1), ("MiB", 2)):
-        both = zip(column(name, "FedFIM"), column(name, "FGN per_sample"), strict=True)
-        ratios = [fim / fgn for fim, fgn in both]
-        shown += [f"{min(ratios):.{digits}f}", f"{max(ratios):.{digits}f}"]
-    assert re.findall(r"[\d.]+", tables.outcome("C5")) == shown
+    percents = []
+    for reading in ("batch", "per_sample"):
+        for name in ("alike", "by chance"):
+            [share] = column("agreement.csv", name, f"fgn {reading} same", "fim other")
+            percents.append(str(round(100 * share)))
+    assert re.findall(r"\d+", tables.outcome("C4")) == percents
+    fim = np.array(column("cost.csv", "seconds", "FedFIM"))
+    batch = fim / column("cost.csv", "seconds", "FGN batch")
+    single = fim / column("cost.csv", "seconds", "FGN per_sample")
+    memory = np.divide(
+        column("cost.csv", "MiB", "FedFIM"), column("cost.csv", "MiB", "FGN per_sample")
+    )
+    shown = [float(number) for number in re.findall(r"[\d.]+", tables.outcome("C5"))]
+    wanted = [batch.min(), batch.max(), single.min(), single.max(), memory.mean()]
+    np.testing.assert_allclose(shown, wanted, rtol=0.005)
     stds = []
     for method in ("fedavg+cl", "fedavg"):
         accuracies = raw("fedcl_fgn/fmnist-alpha", "alpha=0.1", method)
@@ -165,6 +173,30 @@ def test_every_claim_of_the_papers_is_judged_or_ours():
     assert set(papers) == names - OURS | {"A1b"}  # A1's other half
     for control in OURS:
         assert tables.CLAIMS.statement.str.contains(f"({control})", regex=False).sum() == 1
+
+
+def test_a_figure_marks_what_is_decided_and_what_is_cut(monkeypatch):
+    """Circles are full where a comparison is decided; an arrow stands where an interval ends."""
+    intervals = [
+        evidence.Interval(*numbers, 4) for numbers in ((1, 0.5, 1.5, 0.01), (1, -9, 3, 0.9))
+    ]
+    rows = pd.DataFrame({"claim": ["A1", "A1"], "what": ["x", "y"], "paper": ["2", ""]})
+    rows = rows.assign(interval=intervals, direction=["for", "open"], measure="last10")
+    low, high = figures.limits([list(rows.itertuples())])
+    assert (low, high) == (-0.5, 2.5)  # 0 to the paper's 2, and a quarter of it
+    _, axis = figures.plt.subplots()
+    axis.set_xlim(low, high)
+    figures.draw_panel(axis, list(rows.itertuples()), "")
+    found = []
+    for line in axis.lines:
+        if line.get_marker() in ("o", "D", "<", ">") and len(line.get_xdata()):
+            full = line.get_markerfacecolor() != "white"
+            found.append((line.get_marker(), *line.get_xdata(), *line.get_ydata(), full))
+    figures.plt.close()
+    circles = [("o", 1, 0, True), ("o", 1, 1, False)]
+    assert sorted(found) == sorted(
+        [*circles, ("D", 2, 0, True), ("<", -0.5, 1, True), (">", 2.5, 1, True)]
+    )
 
 
 def test_every_comparison_finds_its_trials():

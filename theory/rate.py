@@ -50,7 +50,8 @@ def draw(axes):
     sides.loglog(rounds, weighted, "C0", label="corrected: left side, weighted by α")
     sides.loglog(rounds, fixed, "C0--", label="corrected: right side")
     sides.set(xlabel="rounds T", ylabel="the two sides of Theorem 2")
-    sides.set(title="solid must stay below dashed", ylim=(3e-3, 3e4))  # room for the legend
+    sides.set(title="solid must stay below dashed")
+    sides.set_ylim(3e-3, 3e4)  # room for the legend
     rounds = np.array([30, 100, 300, 1000, 3000])
     rates = np.array([ergodic_rate(T) for T in rounds])
     rate.loglog(rounds, rates / np.sqrt(rounds), "ko", label="measured, biased and noisy")
