@@ -530,7 +530,8 @@ def machine(device: str) -> str:
     if device == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     threads = torch.get_num_threads()
-    cores = f"{platform.machine()}, {CORES} cores, {threads} threads"
+    instructions = torch.backends.cpu.get_cpu_capability()  # AVX2, AVX512, ..
+    cores = f"{platform.machine()} with {instructions}, {CORES} cores, {threads} threads"
     return f"{cores}, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
 
 
@@ -573,6 +574,8 @@ def main() -> None:
         if flags.only and part.__name__ not in flags.only:
             continue
         title = f"{' '.join(part.__doc__.split())} {machine(flags.device)}."
+        if flags.samples:
+            title += f" Here a client has {flags.samples} samples."
         print(f"\n{title}\n")
         lines = []
         for row in part(flags):
