@@ -1,14 +1,14 @@
 """python -m results.clock_answers
 
 What the clock says, from the runs clock-* of rounds.csv.xz: the tables of clock.md (tables.py puts
-them there), and, as a program, its figures.
+them there), and, as a program, its figure.
 """
 
 import numpy as np
 import pandas as pd
 
 from results.clock import SPREADS
-from results.evidence import FOLDER, KEYS, interval
+from results.evidence import FOLDER, KEYS, Interval, interval
 
 DATA = {"fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 NAMES = {
@@ -38,7 +38,10 @@ def by_trial(run: str, spread: float):
 
 
 def doubling() -> list[tuple]:
-    """(a) Seconds to FedAvg's final accuracy, FedCL / FedAvg: geometric mean and interval."""
+    """(a) Seconds to FedAvg's final accuracy, FedCL / FedAvg: geometric mean and interval.
+
+    Rows: data, spread, the ratio's Interval, in how many trials FedCL came there.
+    """
     rows = []
     for name, spread in settings("fedcl_fgn/clock-{}"):
         logs = []
@@ -50,15 +53,17 @@ def doubling() -> list[tuple]:
             logs.append(np.log(fedcl / fedavg))
             reached += came
         found = interval(np.array(logs))
-        ratios = np.exp([found.mean, found.low, found.high])
-        mean, low, high = [f"{ratio:.1f}".removeprefix("0") for ratio in ratios]
-        times = f"{mean} [{low}, {high}]"
-        rows.append((DATA[name], spread, times, f"{reached} of {found.n}"))
+        mean, low, high = np.exp([found.mean, found.low, found.high])
+        ratio = Interval(mean, low, high, found.p, found.n)
+        rows.append((DATA[name], spread, ratio, f"{reached} of {found.n}"))
     return rows
 
 
 def phases() -> list[tuple]:
-    """(b) Share of the selected clients' time that is waiting, and the final accuracy."""
+    """(b) Share of the selected clients' time that is waiting, and the final accuracy.
+
+    Rows: data, spread, method, its waiting in %, both minus those without freezing.
+    """
     rows = []
     for name, spread in settings("fedcl_gmm_sync/clock-{}"):
         waited = {}
@@ -68,17 +73,19 @@ def phases() -> list[tuple]:
                 waited.setdefault(method, []).append(run.waited.mean())
                 accuracy.setdefault(method, []).append(last_ten(run))
         for method in ("fedcl", "fedcl-fresh"):
-            line = [DATA[name], spread, NAMES[method]]
-            line.append(f"{np.mean(waited[method]):.0f} %")
+            row = [DATA[name], spread, NAMES[method], np.mean(waited[method])]
             for measure in (waited, accuracy):
                 d = np.subtract(measure[method], measure["fedcl-nofreeze"])
-                line.append(interval(d).text())
-            rows.append(tuple(line))
+                row.append(interval(d))
+            rows.append(tuple(row))
     return rows
 
 
 def draws() -> list[tuple]:
-    """(c) Accuracy when the trial's fastest arm ends: draws by size minus the others."""
+    """(c) Accuracy when the trial's fastest arm ends: draws by size minus the others.
+
+    Rows: data, spread, the other arm, the difference.
+    """
     rows = []
     for name, spread in settings("fedcl_fgn/clock-size-{}"):
         at_end = {}
@@ -89,8 +96,7 @@ def draws() -> list[tuple]:
                 at_end.setdefault(method, []).append(tested.iloc[-1])
         size = np.array(at_end["fedavg size"])
         for method in ("fedavg", "fedavg+longer"):
-            gain = interval(size - at_end[method])
-            rows.append((DATA[name], spread, NAMES[method], gain.text()))
+            rows.append((DATA[name], spread, NAMES[method], interval(size - at_end[method])))
     return rows
 
 
@@ -116,43 +122,42 @@ def seconds_to(run: pd.DataFrame, goal: float) -> tuple[float, bool]:
     return run.seconds.max(), False
 
 
-def draw(name: str, run: str, title: str) -> None:
-    """results/clock-NAME.png: accuracy over hours, a panel for each data set and spread."""
+def draw() -> None:
+    """results/clock.png: the answers, a panel each."""
     import matplotlib
 
     matplotlib.use("Agg")
-    import seaborn as sns
+    import matplotlib.pyplot as plt
 
-    parts = []
-    for data, spread in settings(run):
-        rounds = read(run.format(data), spread)
-        parts.append(rounds.assign(data=DATA[data], spread=spread))
-    df = pd.concat(parts).dropna(subset="accuracy")
-    df["hours"] = df.seconds / 3600
-    df["method"] = df["method"].replace(NAMES)
-    grid = sns.relplot(
-        df,
-        x="hours",
-        y="accuracy",
-        hue="method",
-        units="trial",
-        estimator=None,
-        row="data",
-        col="spread",
-        kind="line",
-        height=2.7,
-        aspect=1.3,
-        facet_kws={"sharex": False, "sharey": "row"},
-        linewidth=1,
-        alpha=0.7,
-    )
-    grid.set_titles("{row_name}, spread {col_name}")
-    grid.set_axis_labels("simulated hours", "test accuracy in %")
-    grid.figure.suptitle(f"{title}: a line for each trial", y=1.02)
-    grid.savefig(FOLDER / f"clock-{name}.png", dpi=90)
+    names = ("(a) seconds to FedAvg's accuracy, FedCL / FedAvg",)
+    names += ("(b) points of waiting, minus no freezing",)
+    names += ("(b) points of accuracy, minus no freezing",)
+    names += ("(c) points of accuracy at equal time, by size minus ..",)
+    ratio, waiting, accuracy, lead = panels = [{}, {}, {}, {}]
+    for data, spread, found, _ in doubling():
+        ratio[f"{data}, spread {spread}"] = found
+    for data, spread, method, _, waits, ends in phases():
+        waiting[f"{data}, spread {spread}, {method}"] = waits
+        accuracy[f"{data}, {method}"] = ends  # at either spread
+    for data, spread, method, found in draws():
+        lead[f"{data}, spread {spread}, {method}"] = found
+
+    heights = [len(panel) + 1 for panel in panels]
+    figure, axes = plt.subplots(4, figsize=(8, 9), height_ratios=heights)
+    for axis, name, panel in zip(axes, names, panels, strict=True):
+        axis.axvline(1 if panel is ratio else 0, color="0.6", linewidth=1)
+        for height, found in enumerate(panel.values()):
+            axis.plot([found.low, found.high], [height, height], color="C0", linewidth=2)
+            axis.plot(found.mean, height, "o", color="C0")
+        labels = [f"{label}, n = {found.n}" for label, found in panel.items()]
+        axis.set_yticks(range(len(panel)), labels, fontsize=8)
+        axis.set_ylim(len(panel) - 0.5, -0.5)
+        axis.grid(axis="x", color="0.9")
+        axis.set_title(name, loc="left", fontsize=10)
+    axes[-1].set_xlabel("mean, 95 % interval (geometric in a)")
+    figure.tight_layout()
+    figure.savefig(FOLDER / "clock.png", dpi=100)
 
 
 if __name__ == "__main__":
-    draw("doubling", "fedcl_fgn/clock-{}", "FedCL and FedAvg")
-    draw("phases", "fedcl_gmm_sync/clock-{}", "Phases")
-    draw("draws", "fedcl_fgn/clock-size-{}", "Draws by size, 960 uploads")
+    draw()

@@ -248,20 +248,29 @@ def doubling(_: str) -> list[str]:
     """clock.md (a)."""
     times = "seconds to FedAvg's accuracy, FedCL / FedAvg: geometric mean [95 %]"
     head = ("data", "spread", times, "trials in which FedCL came there")
-    return markdown(head, clock_answers.doubling())
+    rows = []
+    for data, spread, ratio, came in clock_answers.doubling():
+        rows.append((data, spread, ratio.text().removeprefix("+"), came))
+    return markdown(head, rows)
 
 
 def phases(_: str) -> list[str]:
     """clock.md (b)."""
     head = ("data", "spread", "method", "time spent waiting")
     head += ("waiting: method − no freezing, points", "accuracy: method − no freezing, points")
-    return markdown(head, clock_answers.phases())
+    rows = []
+    for data, spread, method, waited, waiting, accuracy in clock_answers.phases():
+        rows.append((data, spread, method, f"{waited:.0f} %", waiting.text(), accuracy.text()))
+    return markdown(head, rows)
 
 
 def draws(_: str) -> list[str]:
     """clock.md (c)."""
     head = ("data", "spread", "other arm", "accuracy at equal time: by size − other arm [95 %]")
-    return markdown(head, clock_answers.draws())
+    rows = []
+    for data, spread, other, lead in clock_answers.draws():
+        rows.append((data, spread, other, lead.text()))
+    return markdown(head, rows)
 
 
 def cell(value) -> str:
