@@ -1,8 +1,9 @@
 """python -m results.figures
 
-Draws the figure of every script's page from the evidence: each comparison as its mean over trials
-and 95 % interval, in points of accuracy, beside what the paper prints. A full circle is decided
-after Holm's correction.
+Draws the figure of every script's page from the evidence: comparisons as means over trials and 95 %
+intervals, in points of accuracy, beside what the paper prints; of a claim that was tested at the
+paper's setting all, of others the one in the page's table. A full circle is decided after Holm's
+correction.
 """
 
 import matplotlib
@@ -29,12 +30,13 @@ def draw(script: str) -> None:
     about = tables.of_script(script)
     panels = {}
     for scale, title in PANELS.items():
-        if rows := rows_of(about.index[about.scale == scale]):
+        choose = tables.family if scale == "paper" else tables.telling
+        if rows := rows_of(about.index[about.scale == scale], choose):
             panels[title] = rows
     heights = [len(rows) + 1 for rows in panels.values()]
     figure, axes = plt.subplots(
         len(panels),
-        figsize=(9, 0.27 * sum(heights) + 1.2),
+        figsize=(10, 0.27 * sum(heights) + 1.2),
         height_ratios=heights,
         sharex=True,
         squeeze=False,
@@ -67,11 +69,11 @@ def limits(panels: list) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def rows_of(claims) -> list:
-    """The comparisons of accuracy of these claims."""
+def rows_of(claims, choose) -> list:
+    """Those of accuracy among the comparisons that choose(claim) gives."""
     rows = []
     for claim in claims:
-        for row in tables.family(claim).itertuples():
+        for row in choose(claim).itertuples():
             if row.measure in ACCURACY:
                 rows.append(row)
     return rows

@@ -110,15 +110,20 @@ def claims(script: str) -> list[str]:
     return markdown(("claim", "paper", *ours, "setting", "label"), rows)
 
 
-def outcome(claim: str) -> str:
-    """Of the first comparison that decides the label, of the first where none does."""
+def telling(claim: str) -> pd.DataFrame:
+    """The first comparison that decides the label, the first where none does: one row, or none."""
     rows = family(claim)
-    telling = {"does not hold": "against", "not decided": "open"}.get(label(claim))
-    for _, row in rows.iterrows():
-        if row.direction == telling:
-            return words(row)
-    if len(rows):
-        return words(rows.iloc[0])
+    wanted = {"does not hold": "against", "not decided": "open"}.get(label(claim))
+    decisive = rows[rows.direction == wanted]
+    if len(decisive):
+        return decisive.head(1)
+    return rows.head(1)
+
+
+def outcome(claim: str) -> str:
+    """What the claim's row shows."""
+    for row in telling(claim).itertuples():
+        return words(row)
     if claim in MEASURED:
         return MEASURED[claim]()
     return "not reported"

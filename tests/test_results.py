@@ -199,6 +199,24 @@ def test_a_figure_marks_what_is_decided_and_what_is_cut(monkeypatch):
     )
 
 
+def test_a_figure_has_all_comparisons_at_the_papers_setting_and_of_others_the_tables(monkeypatch):
+    panels = {}
+
+    def keep(axis, rows, title):
+        panels[title] = [(row.claim, row.what) for row in rows]
+
+    monkeypatch.setattr(figures, "draw_panel", keep)
+    monkeypatch.setattr(figures.plt.Figure, "savefig", lambda *_, **__: None)
+    figures.draw("fedcl_gmm_sync")
+    at_papers, smaller, ours = panels.values()
+    table = tables.COMPARISONS
+    rows = table[table.claim.isin(["B1", "B2"])]
+    assert at_papers == list(zip(rows.claim, rows.what, strict=True))  # 9 and 1
+    assert [claim for claim, _ in smaller] == ["B4"]
+    assert smaller[0][1] in tables.outcome("B4")
+    assert [claim for claim, _ in ours] == ["E1", "E2", "E20", "E24"]
+
+
 def test_every_comparison_finds_its_trials():
     for claim in tables.CLAIMS.index:
         for row in tables.family(claim).itertuples():
