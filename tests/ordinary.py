@@ -36,12 +36,12 @@ def random_text(n=20, classes=80, seed=0) -> Data:
 def normalise(data: Data, x: Tensor) -> Tensor:
     """What an ordinary net reads, by NumPy: images (n, C, H, W), text as it is.
 
-    Channels lie last in memory, as in ours: dropout draws in that order.
+    In torch's own order, as ours is after AlexNet's convolutions: dropout draws in that order.
     """
     if x.dtype == torch.int64:
         return x
     images = (x.double().numpy() - data.mean.numpy()) / data.std.numpy()
-    return torch.from_numpy(images.transpose(0, 3, 1, 2))
+    return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
 
 
 # ------------------------------------------------------------------------------------------- nets
