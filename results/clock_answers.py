@@ -62,7 +62,7 @@ def doubling() -> list[tuple]:
 def phases() -> list[tuple]:
     """(b) Share of the selected clients' time that is waiting, and the final accuracy.
 
-    Rows: data, spread, method, its waiting in %, both minus those without freezing.
+    Rows: data, spread, method, its waiting in %; waiting and accuracy, minus no freezing's.
     """
     rows = []
     for name, spread in settings("fedcl_gmm_sync/clock-{}"):
@@ -129,10 +129,12 @@ def draw() -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = ("(a) seconds to FedAvg's accuracy, FedCL / FedAvg",)
-    names += ("(b) points of waiting, minus no freezing",)
-    names += ("(b) points of accuracy, minus no freezing",)
-    names += ("(c) points of accuracy at equal time, by size minus ..",)
+    names = (
+        "(a) seconds to FedAvg's accuracy, FedCL / FedAvg",
+        "(b) points of waiting, minus no freezing",
+        "(b) points of accuracy, minus no freezing (the same at both spreads)",
+        "(c) points of accuracy at equal time, draws by size minus the arm named",
+    )
     ratio, waiting, accuracy, lead = panels = [{}, {}, {}, {}]
     for data, spread, found, _ in doubling():
         ratio[f"{data}, spread {spread}"] = found

@@ -1,9 +1,9 @@
 """python -m results.figures
 
 Draws the figure of every script's page from the evidence: comparisons as means over trials and 95 %
-intervals, in points of accuracy, beside what the paper prints; of a claim that was tested at the
-paper's setting all, of others the one in the page's table. A full circle is decided after Holm's
-correction.
+intervals, in points of accuracy, beside what the paper prints: of the paper's claims at its setting
+all, of other claims and of our questions the one in the page's table. A full circle is decided
+after Holm's correction.
 """
 
 import matplotlib
@@ -19,8 +19,8 @@ ACCURACY = ("final", "last10", "late")
 PAPER = "the paper's number"
 PANELS = {
     "paper": "The paper's claims, at the paper's setting",
-    "reduced": "The paper's claims, in a smaller setting",
-    "own": "Our questions",
+    "reduced": "The paper's claims, in a smaller setting (a row for each)",
+    "own": "Our questions (a row for each)",
 }
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 

@@ -111,7 +111,7 @@ def claims(script: str) -> list[str]:
 
 
 def telling(claim: str) -> pd.DataFrame:
-    """The first comparison that decides the label, the first where none does: one row, or none."""
+    """One row, or none: the first comparison that decides the label, else the first."""
     rows = family(claim)
     wanted = {"does not hold": "against", "not decided": "open"}.get(label(claim))
     decisive = rows[rows.direction == wanted]
@@ -121,7 +121,7 @@ def telling(claim: str) -> pd.DataFrame:
 
 
 def outcome(claim: str) -> str:
-    """What the claim's row shows."""
+    """The comparison that the claim's line shows, or what else was measured."""
     for row in telling(claim).itertuples():
         return words(row)
     if claim in MEASURED:

@@ -574,8 +574,10 @@ def main() -> None:
         if flags.only and part.__name__ not in flags.only:
             continue
         title = f"{' '.join(part.__doc__.split())} {machine(flags.device)}."
-        if flags.samples:
-            title += f" Here a client has {flags.samples} samples."
+        if flags.samples and part in (pfl, pfllib):
+            title += (
+                f" Here a client has {flags.samples} samples, and minutes are those of such rounds."
+            )
         print(f"\n{title}\n")
         lines = []
         for row in part(flags):
