@@ -224,6 +224,21 @@ def test_stacked_convolutions_are_each_clients_own(channels, is_avx2, monkeypatc
         assert torch.allclose(gradient, of_loop, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("side, is_torchs_order", [(2, True), (12, False)])
+def test_one_client_reads_in_torchs_order_where_weights_outnumber_inputs(side, is_torchs_order):
+    """8 x 6 x 3 x 3 = 432 weights, 3 x 6 x side^2 inputs: 72 or 2,592. The values are torch's."""
+    torch.manual_seed(0)
+    layer = nets.Conv2d(6, 8, 3, padding=1)
+    x = torch.randn(1, 3, side, side, 6, dtype=DOUBLE)
+    weight = torch.randn(1, 8, 6, 3, 3, dtype=DOUBLE)
+    del layer.weight
+    layer.weight = weight
+    found = layer.convolve(arrange(x), None)
+    expected = F.conv2d(x[0].permute(0, 3, 1, 2), weight[0], None, 1, 1)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    assert found.is_contiguous() == is_torchs_order
+
+
 def test_gradients_of_a_batched_linear_map():
     torch.manual_seed(0)
     shapes = ((3, 4, 5), (3, 2, 5), (3, 2))

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import stdtr
 
 import report
-from results import evidence, figures, reproduce, tables
+from results import clock_answers, evidence, figures, reproduce, tables
 
 ROOT = evidence.FOLDER.parent
 WORKS = reproduce.read_works()
@@ -215,6 +215,44 @@ def test_a_figure_has_all_comparisons_at_the_papers_setting_and_of_others_the_ta
     assert [claim for claim, _ in smaller] == ["B4"]
     assert smaller[0][1] in tables.outcome("B4")
     assert [claim for claim, _ in ours] == ["E1", "E2", "E20", "E24"]
+
+
+def clocked(accuracies: list, seconds: list, waited: float) -> pd.DataFrame:
+    """A run's rounds as `clock_answers.read` gives them."""
+    table = pd.DataFrame({"accuracy": accuracies, "seconds": seconds, "waited": waited})
+    return table.assign(round=range(1, len(table) + 1))
+
+
+def test_the_clocks_answers_by_hand(monkeypatch):
+    """Two trials. FedCL comes to FedAvg's mean of 20 after 8 of 4 s, and never, in 16 of 4 s."""
+    monkeypatch.setattr(clock_answers, "settings", lambda _: [("cifar10", 0.5)])
+    arms = {"fedavg": clocked([10, 30], [2, 4], 0.0)}
+    came = arms | {"fedavg+cl": clocked([5, 20], [4, 8], 0.0)}
+    never = arms | {"fedavg+cl": clocked([5, 10], [4, 16], 0.0)}
+    monkeypatch.setattr(clock_answers, "by_trial", lambda *_: [came, never])
+    [(data, spread, ratio, reached)] = clock_answers.doubling()
+    assert (data, spread, reached) == ("CIFAR-10", 0.5, "1 of 2")
+    assert ratio.mean == pytest.approx(np.sqrt(2 * 4))  # 8 / 4 and 16 / 4
+
+    trials = []
+    for waited in (10.0, 30.0):
+        arms = {"fedcl": clocked([40 + waited], [1], waited)}
+        arms["fedcl-fresh"] = clocked([45 + waited], [1], waited + 5)
+        arms["fedcl-nofreeze"] = clocked([58], [1], 40.0)
+        trials.append(arms)
+    monkeypatch.setattr(clock_answers, "by_trial", lambda *_: trials)
+    printed, fresh = clock_answers.phases()
+    assert printed[2:4] == ("phases as printed", 20)
+    assert [found.mean for found in printed[4:]] == [20 - 40, 60 - 58]
+    assert [found.mean for found in fresh[4:]] == [25 - 40, 65 - 58]
+
+    trial = {"fedavg size": clocked([40, 50, 90], [2, 5, 9], 0.0)}
+    trial["fedavg"] = clocked([30, 41], [3, 6], 0.0)  # the fastest: tests after 6 s do not count
+    trial["fedavg+longer"] = clocked([45, 80], [4, 7], 0.0)
+    other = trial | {name: clocked([41, 47], [3, 6], 0.0) for name in ("fedavg", "fedavg+longer")}
+    monkeypatch.setattr(clock_answers, "by_trial", lambda *_: [trial, other])
+    leads = {arm: found.mean for _, _, arm, found in clock_answers.draws()}
+    assert leads == {"FedAvg": (9 + 3) / 2, "FedAvg, equal samples": (5 + 3) / 2}
 
 
 def test_every_comparison_finds_its_trials():
