@@ -132,8 +132,8 @@ def draw() -> None:
     names = (
         "(a) seconds to FedAvg's accuracy, FedCL / FedAvg",
         "(b) points of waiting, minus no freezing",
-        "(b) points of accuracy, minus no freezing (the same at both spreads)",
-        "(c) points of accuracy at equal time, draws by size minus the arm named",
+        "(b) points of accuracy, minus no freezing",
+        "(c) points of accuracy at equal time, draws by size minus others",
     )
     ratio, waiting, accuracy, lead = panels = [{}, {}, {}, {}]
     for data, spread, found, _ in doubling():
@@ -145,18 +145,20 @@ def draw() -> None:
         lead[f"{data}, spread {spread}, {method}"] = found
 
     heights = [len(panel) + 1 for panel in panels]
-    figure, axes = plt.subplots(4, figsize=(8, 9), height_ratios=heights)
+    figure, axes = plt.subplots(4, figsize=(9, 9), height_ratios=heights)
     for axis, name, panel in zip(axes, names, panels, strict=True):
-        axis.axvline(1 if panel is ratio else 0, color="0.6", linewidth=1)
+        no_difference = 1 if panel is ratio else 0
+        axis.axvline(no_difference, color="0.6", linewidth=1)
         for height, found in enumerate(panel.values()):
-            axis.plot([found.low, found.high], [height, height], color="C0", linewidth=2)
-            axis.plot(found.mean, height, "o", color="C0")
+            color = "0.5" if found.low <= no_difference <= found.high else "C0"
+            axis.plot([found.low, found.high], [height, height], color=color, linewidth=2)
+            axis.plot(found.mean, height, "o", color=color)
         labels = [f"{label}, n = {found.n}" for label, found in panel.items()]
         axis.set_yticks(range(len(panel)), labels, fontsize=8)
         axis.set_ylim(len(panel) - 0.5, -0.5)
         axis.grid(axis="x", color="0.9")
         axis.set_title(name, loc="left", fontsize=10)
-    axes[-1].set_xlabel("mean, 95 % interval (geometric in a)")
+    axes[-1].set_xlabel("mean, 95 % interval; grey: holds no difference")
     figure.tight_layout()
     figure.savefig(FOLDER / "clock.png", dpi=100)
 

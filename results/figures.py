@@ -2,8 +2,8 @@
 
 Draws the figure of every script's page from the evidence: comparisons as means over trials and 95 %
 intervals, in points of accuracy, beside what the paper prints: of the paper's claims at its setting
-all, of other claims and of our questions the one in the page's table. A full circle is decided
-after Holm's correction.
+all, of other claims and of our questions the one in the page's table. Colours say what a row is for
+its claim, after Holm's correction.
 """
 
 import matplotlib
@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt  # noqa: E402  after the backend is chosen
 
 ACCURACY = ("final", "last10", "late")
 PAPER = "the paper's number"
+COLORS = {"for": "C0", "against": "C1", "open": "0.5"}
 PANELS = {
     "paper": "The paper's claims, at the paper's setting",
     "reduced": "The paper's claims, in a smaller setting (a row for each)",
@@ -45,12 +46,12 @@ def draw(script: str) -> None:
     axes[-1, 0].set_xlim(low, high)
     for axis, (title, rows) in zip(axes[:, 0], panels.items(), strict=True):
         draw_panel(axis, rows, title)
-    axes[-1, 0].set_xlabel("points of accuracy: mean, 95 % interval")
+    axes[-1, 0].set_xlabel("points of accuracy: mean, 95 % interval; colours: is it for the claim?")
     entries = {}  # each label once
     for axis in axes[:, 0]:
         handles, labels = axis.get_legend_handles_labels()
         entries.update(zip(labels, handles, strict=True))
-    figure.legend(entries.values(), entries, loc="upper right", ncols=3, fontsize=8)
+    figure.legend(entries.values(), entries, loc="upper right", ncols=4, fontsize=8)
     figure.suptitle(f"{script}.py: what came out", x=0.02, ha="left", weight="bold")
     figure.tight_layout()
     figure.savefig(FOLDER / script / "differences.png", dpi=110)
@@ -88,20 +89,20 @@ def name(row) -> str:
 def draw_panel(axis, rows: list, title: str) -> None:
     axis.axvline(0, color="0.6", linewidth=1)
     left, right = axis.get_xlim()
+    for direction, color in COLORS.items():
+        axis.plot([], [], "o-", color=color, label=f"ours: {direction}")
     for height, row in enumerate(rows):
         low = row.interval.low
         high = row.interval.high
-        axis.plot([low, high], [height, height], color="C0", linewidth=2)
+        color = COLORS[row.direction]
+        axis.plot([low, high], [height, height], color=color, linewidth=2)
+        axis.plot(row.interval.mean, height, "o", color=color)
         if low < left:
-            axis.plot(left, height, "<", color="C0", clip_on=False)
+            axis.plot(left, height, "<", color=color, clip_on=False)
         if high > right:
-            axis.plot(right, height, ">", color="C0", clip_on=False)
-        inside = "white" if row.direction == "open" else "C0"
-        axis.plot(row.interval.mean, height, "o", color="C0", markerfacecolor=inside)
+            axis.plot(right, height, ">", color=color, clip_on=False)
         if row.paper:
-            axis.plot(float(row.paper), height, "D", color="C3", markersize=5, label=PAPER)
-    axis.plot([], [], "o-", color="C0", label="ours, decided")
-    axis.plot([], [], "o-", color="C0", markerfacecolor="white", label="ours, open")
+            axis.plot(float(row.paper), height, "kD", markersize=5, label=PAPER)
     axis.set_yticks(range(len(rows)), map(name, rows), fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(axis="x", color="0.9")

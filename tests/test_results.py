@@ -175,28 +175,28 @@ def test_every_claim_of_the_papers_is_judged_or_ours():
         assert tables.CLAIMS.statement.str.contains(f"({control})", regex=False).sum() == 1
 
 
-def test_a_figure_marks_what_is_decided_and_what_is_cut(monkeypatch):
-    """Circles are full where a comparison is decided; an arrow stands where an interval ends."""
-    intervals = [
-        evidence.Interval(*numbers, 4) for numbers in ((1, 0.5, 1.5, 0.01), (1, -9, 3, 0.9))
-    ]
-    rows = pd.DataFrame({"claim": ["A1", "A1"], "what": ["x", "y"], "paper": ["2", ""]})
-    rows = rows.assign(interval=intervals, direction=["for", "open"], measure="last10")
+def test_a_figure_colours_what_is_decided_and_marks_what_is_cut():
+    """Blue is for the claim, orange against it, grey open; an arrow stands for a cut interval."""
+    intervals = []
+    for numbers in ((1, 0.5, 1.5, 0.01), (1, -9, 3, 0.9), (-0.25, -0.4, -0.1, 0.01)):
+        intervals.append(evidence.Interval(*numbers, 4))
+    rows = pd.DataFrame({"claim": "A1", "what": ["x", "y", "z"], "paper": ["2", "", ""]})
+    rows = rows.assign(interval=intervals, direction=["for", "open", "against"], measure="last10")
     low, high = figures.limits([list(rows.itertuples())])
-    assert (low, high) == (-0.5, 2.5)  # 0 to the paper's 2, and a quarter of it
+    assert (low, high) == (-0.8125, 2.5625)  # -.25 to the paper's 2, and a quarter of it
     _, axis = figures.plt.subplots()
     axis.set_xlim(low, high)
     figures.draw_panel(axis, list(rows.itertuples()), "")
     found = []
     for line in axis.lines:
         if line.get_marker() in ("o", "D", "<", ">") and len(line.get_xdata()):
-            full = line.get_markerfacecolor() != "white"
-            found.append((line.get_marker(), *line.get_xdata(), *line.get_ydata(), full))
+            color = line.get_color()
+            found.append((line.get_marker(), *line.get_xdata(), *line.get_ydata(), color))
     figures.plt.close()
-    circles = [("o", 1, 0, True), ("o", 1, 1, False)]
-    assert sorted(found) == sorted(
-        [*circles, ("D", 2, 0, True), ("<", -0.5, 1, True), (">", 2.5, 1, True)]
-    )
+    blue, orange, grey, black = "C0", "C1", "0.5", "k"
+    circles = [("o", 1, 0, blue), ("o", 1, 1, grey), ("o", -0.25, 2, orange)]
+    arrows = [("<", low, 1, grey), (">", high, 1, grey)]
+    assert sorted(found) == sorted([*circles, ("D", 2, 0, black), *arrows])
 
 
 def test_a_figure_has_all_comparisons_at_the_papers_setting_and_of_others_the_tables(monkeypatch):
