@@ -716,7 +716,6 @@ def test_overwrite_deletes_what_is_ours_and_nothing_else(work, monkeypatch):
 
     start("--out=r", "--arm=a", plot=plot)
     mine = ["mine.png", "notes.txt", "checkpoints/mine.txt", "checkpoints/mine.pt"]
-    mine += ["tensorboard/theirs/events.out.1"]
     for name in mine:
         path = work / "r" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -968,35 +967,6 @@ def test_progress_in_a_terminal_is_a_bar_with_the_last_accuracy(capsys, monkeypa
     progress.bar.refresh()
     shown = capsys.readouterr().err
     assert "30/40" in shown and "accuracy 12.3" in shown and "of 40 rounds" not in shown
-
-
-def test_tracking(work, capsys, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(importlib.util, "find_spec", lambda name: None)
-        assert "pip install tensorboard" in refused(capsys, "--track=tensorboard")
-    seen = []
-    closed = []
-
-    class Writer:
-        def __init__(self, folder, purge_step):
-            assert purge_step == 1
-            self.folder = Path(folder)
-
-        def add_scalar(self, name, value, t):
-            seen.append((self.folder.name, name, value, t))
-
-        def close(self):
-            closed.append(self.folder.name)
-
-    module = types.SimpleNamespace(SummaryWriter=Writer)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    start("--out=r", "--track=tensorboard", "--trials=1")
-    own = checkpoints("r", "a")[0].stem
-    values = {(t, name): value for run, name, value, t in seen if run == own}
-    assert values[4, "uploads"] == 8
-    assert sorted(closed) == sorted({run for run, *_ in seen})  # what is buffered is written
-    assert values[1, "accuracy"] == pytest.approx(float(table("r")[0]["accuracy"]))
 
 
 # ---------------------------------------------------------------------------------- as a process
