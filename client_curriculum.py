@@ -10,7 +10,8 @@ curriculum (Algorithm 1) may act as well: a 2x2 of methods.
 What differs from the paper:
 - In Algorithm 2 a client's block begins here where the one before it ends. The printed cumsum
   begins it one block later, and so overruns the data. --f-ord may be 0, as in the paper's figures.
-  The paper's std of .01 for IID clients needs --no-stratify.
+  The .01 that the paper prints for IID clients (the std of losses inside them) needs
+  --no-stratify.
 - Every round has K clients: where fewer of the pool are left, the next pool fills up their round.
   With short rounds instead, the paper's setting would take 109 rounds, not 100.
 - All methods, vanilla too, run on the same partition. The pool of `random` is drawn by chance, anew
@@ -21,7 +22,7 @@ What differs from the paper:
   is printed.
 - A batch in which a pass over the admitted samples ends is filled from the next pass: all batches
   are full, so a client's T steps may be a little more than E epochs.
-- Scoring costs megabytes, but counts neither in `samples` nor in `clock`.
+- Scoring counts no `samples`; of it `clock` counts only the numbers that are sent back.
 """
 
 import math
@@ -149,12 +150,12 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     state["pool_size"] = 0
     state["queue"] = []  # who of the pool has not yet taken part
     for t in run.rounds(state):
-        must_rank = len(state["queue"]) < K  # too few are left for a round
-        if must_rank:
+        is_short = len(state["queue"]) < K  # too few are left for a round
+        if is_short:
             losses = score_samples(
                 config, config.client_order, fl, state, fl.everyone, expert_losses
             )
-            L = np.array([of_client.mean() for of_client in losses])  # L_m: Eq. 1
+            L = np.array([of_client.mean() for of_client in losses])  # L_m: Eq. 1, or zeros
             state["pool_size"] = pool_size(config, u=t * K)  # g(u) after u client updates
             state["queue"] = fill_queue(config, fl, state, t, L)
         clients = np.sort(state["queue"][:K])  # a mini-batch of clients
@@ -163,7 +164,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         difficulties = score_samples(config, config.data_order, fl, state, clients, expert_losses)
         batches = []
         for m, difficulty in zip(clients, difficulties, strict=True):
-            batches.append(draw_batches(config, fl, t, m, difficulty))  # Algorithm 1
+            batches.append(draw_client_batches(config, fl, t, m, difficulty))  # Algorithm 1
         eta = falling_lr(config, steps=max(map(len, batches)))  # enough for the largest client
         update = fl.train(state, t, clients, batches, lr=eta)
         p = fl.proportions(clients)
@@ -171,9 +172,9 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
         columns = {"pool": state["pool_size"], "expert_loss": means[clients].mean()}
         columns |= {"inside": stds.mean(), "between": means.std()}  # of clients, Section 4.1
-        nets, numbers = count_scoring(config, fl, t, must_rank)
-        columns["scorers"] = nets
-        columns |= fl.cost(update, sent=numbers, scorers=nets)
+        scorers, numbers = count_scoring(config, fl, t, is_short)
+        columns["scorers"] = scorers
+        columns |= fl.cost(update, sent=numbers, scorers=scorers)
         run.record(t, state, update, **columns)
 
 
@@ -285,7 +286,7 @@ def sort_clients(difficulty: np.ndarray, rng: np.random.Generator) -> np.ndarray
 # ----------------------------------------------------------------------------- the data curriculum
 
 
-def draw_batches(config, fl: common.Federation, t: int, m: int, difficulty) -> np.ndarray:
+def draw_client_batches(config, fl: common.Federation, t: int, m: int, difficulty) -> np.ndarray:
     """The samples of client m at each of its T local steps in round t: (T, B), -1: none.
 
     Pacing and sampler are those of fedavg_curriculum.py, over one round.
@@ -380,26 +381,26 @@ def falling_lr(config: Config, steps: int) -> np.ndarray:
     return config.lr * (1 + config.lr_alpha * i) ** -config.lr_power
 
 
-def count_scoring(config, fl: common.Federation, t: int, must_rank: bool) -> tuple[int, int]:
+def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tuple[int, int]:
     """How many clients are sent a net to score with in round t, and how many numbers they return.
 
     Under G all M are sent theta whenever they are ranked; those that are then drawn are sent it a
     second time, to train from. Where the base sends no nets (solo) they score with their own. The
     expert is sent once, as its scores never change.
     """
-    nets = 0
+    scorers = 0
     numbers = 0
     ranks_clients = is_ranked(config.client_order)
     if config.score == "E":
         if t == 0 and asks_score(config):
-            nets = config.clients
+            scorers = config.clients
         if t == 0 and ranks_clients:
             numbers = config.clients
-    elif ranks_clients and must_rank:
+    elif ranks_clients and is_short:
         numbers = config.clients
         if fl.base.vectors > 0:  # the base sends nets
-            nets = config.clients
-    return nets, numbers
+            scorers = config.clients
+    return scorers, numbers
 
 
 # -------------------------------------------------------------------------------- the command line

@@ -5,7 +5,7 @@ Learning" (Qi et al., FedAC). Before training, every client clusters its own ima
 with Fuzzy ART. The samples of small clusters, P1, are hard or noisy, those of large ones, P2, easy:
 in the cross-entropy P1 has the weight 0.5 and P2 the weight 1. These weights are the curriculum:
 they stay the same in all rounds. --base trains inside: in the paper solo, which never averages,
-fedavg, fedprox and moon. The terms that it adds to the loss are not weighted.
+fedavg, fedprox and moon. A base's own terms of the loss are not weighted.
 
 What differs from the paper, and why:
 - A sample may join clusters of its own label only. In Eq. 1 the similarity to those of other labels

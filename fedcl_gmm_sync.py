@@ -50,7 +50,7 @@ from experiment import flag
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
 NUMBERS_OF_A_MIXTURE = 9  # alpha, mu, sigma^2 of three Gaussians
-DRAWS = 320  # how many the server takes from a client's mixture, the paper's N_k
+DRAWS = 320  # that the server takes from each client's mixture
 NOISE = 32  # length of epsilon
 TEACHING_STEPS = 50  # of Adam on the generator, in a round
 TEACHING_BATCH = 128
@@ -88,7 +88,7 @@ class Config(experiment.Config):
     mu: float = flag(0.1, "of fedprox: weight of its proximal term", low=0)
 
     method: str = flag(METHODS, "FedCL and its baselines", choices=METHODS)
-    local_steps: int = flag(20, "SGD steps of a client in a round, the paper's T", low=1)
+    local_steps: int = flag(20, "SGD steps of a client in a round", low=1)
     data_share: float = flag(
         1.0, "share of the training set that the clients hold (the paper: half)", above=0, high=1
     )
@@ -172,7 +172,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         update = fl.train(  # line 11: plain SGD; `generated` comes to `loss` as out.extra
             state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated
         )
-        columns = traffic(config, fl, state, update)  # lines 4 and 14
+        columns = traffic(config, fl, state, update)  # lines 4 and 14, as `state` was sent
         state["label_counts"] |= count_batch_labels(fl, clients, batches)  # line 10: c_k
         state["theta"] = average(state["frozen"], update)  # line 16: Eq. 21
         if is_fedcl(config):
@@ -374,9 +374,9 @@ def pool_draws(draws: dict[int, np.ndarray]) -> list[float]:
 
 
 def synchronise(config, state: dict, update: training.Update, draws: dict, t: int) -> dict:
-    """Freezes, in `state`, those that have passed (lines 19 to 26) and may end the phase there.
+    """Freezes clients that have passed (lines 19 to 26) and ends the phase once enough have.
 
-    Returns the round's columns.
+    Both are noted in `state`; returned are the round's columns.
     """
     S = split_thresholds(config.thresholds)
     phase = state["phase"]

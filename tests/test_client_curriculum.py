@@ -654,7 +654,7 @@ def test_every_data_order_takes_the_same_steps_and_samples_from_its_prefix():
 
     def draw(order, t=0, m=0, key=zeros, **flags):
         config = Config(data_order=order, epochs=3, batch_size=10, **flags)
-        return script.draw_batches(config, fl, t, m, key)
+        return script.draw_client_batches(config, fl, t, m, key)
 
     ranked = {"curriculum": shard[np.argsort(loss)], "anti": shard[np.argsort(-loss)]}
     for order in ORDERS:

@@ -235,7 +235,7 @@ def drawn(config, order="curriculum", n=23, t=2, m=3, difficulty=None):
     elif difficulty is None:
         difficulty = rng(1).random(n)
     config = dataclasses.replace(config, order=order)
-    return script.draw_batches(config, fl, t, m, difficulty)
+    return script.draw_client_batches(config, fl, t, m, difficulty)
 
 
 @pytest.mark.parametrize("scope", ["round", "global"])

@@ -72,7 +72,7 @@ def drawn(order, n=23, t=2, m=3, difficulty=None, **flags):
         difficulty = np.zeros(n)
     study = STUDY.get(order, exposure)
     config = small(study.Config, order=order, **flags)
-    found = study.draw_batches(config, fl, t, m, difficulty)
+    found = study.draw_client_batches(config, fl, t, m, difficulty)
     if study is exposure:
         return found
     return found, np.ones(found.shape)

@@ -109,11 +109,11 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     state["turns"] = [0] * config.clients
     state["entropies"] = [math.inf] * config.clients  # of labels, estimated after the first turn
     for t in run.rounds(state):
-        must_rank = len(state["queue"]) < K
+        is_short = len(state["queue"]) < K
         if is_choice(config):
             clients = choose_by_loss(config, fl, state, t, expert_losses)
         else:
-            if must_rank:
+            if is_short:
                 key = rank_clients(config, fl, state, expert_losses)
                 state["pool_size"] = paper.pool_size(config, u=t * K)
                 state["queue"] = paper.fill_queue(config, fl, state, t, key)
@@ -123,7 +123,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         losses = paper.score_samples(config, config.data_order, fl, state, clients, expert_losses)
         batches = []
         for m, difficulty in zip(clients, losses, strict=True):
-            batches.append(paper.draw_batches(config, fl, t, m, difficulty))
+            batches.append(paper.draw_client_batches(config, fl, t, m, difficulty))
         eta = paper.falling_lr(config, steps=max(map(len, batches)))
         update = fl.train(state, t, clients, batches, lr=eta)
         count_turns(config, fl, state, update)
@@ -132,9 +132,9 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
         columns = {"pool": state["pool_size"], "expert_loss": means[clients].mean()}
         columns |= {"inside": stds.mean(), "between": means.std()}
-        nets, numbers = count_scoring(config, fl, t, must_rank)
-        columns["scorers"] = nets
-        columns |= fl.cost(update, sent=numbers, scorers=nets)
+        scorers, numbers = count_scoring(config, fl, t, is_short)
+        columns["scorers"] = scorers
+        columns |= fl.cost(update, sent=numbers, scorers=scorers)
         run.record(t, state, update, **columns)
 
 
@@ -204,19 +204,19 @@ def estimate_entropies(delta_b: torch.Tensor, length, temperature: float) -> tor
     return torch.special.entr(p).sum(1)
 
 
-def count_scoring(config, fl: common.Federation, t: int, must_rank: bool) -> tuple[int, int]:
+def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tuple[int, int]:
     """As in client_curriculum.py; the labels' entropies are sent once."""
-    nets, numbers = paper.count_scoring(config, fl, t, must_rank)
+    scorers, numbers = paper.count_scoring(config, fl, t, is_short)
     if config.client_order == "entropy" and t == 0:
         numbers = config.clients
     if is_choice(config) and config.score == "E" and t == 0:
-        nets = config.clients
+        scorers = config.clients
         numbers = config.clients
     if is_choice(config) and config.score == "G":
         numbers = count_candidates(config)
         if fl.base.vectors > 0:
-            nets = numbers
-    return nets, numbers
+            scorers = numbers
+    return scorers, numbers
 
 
 def draw(settings: dict, folder) -> None:

@@ -49,7 +49,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         for m, difficulty in zip(clients, difficulties, strict=True):
             if config.order == "random":
                 difficulty = np.zeros(len(difficulty))
-            batches.append(paper.draw_batches(config, fl, t, m, difficulty))
+            batches.append(paper.draw_client_batches(config, fl, t, m, difficulty))
         eta = paper.falling_lr(config, steps=max(map(len, batches)))
         update = fl.train(state, t, clients, batches, lr=eta)
         p = fl.proportions(clients)

@@ -67,7 +67,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         difficulties = paper.score_samples(config, fl, state, clients, expert_losses)
         batches = []
         for m, difficulty in zip(clients, difficulties, strict=True):
-            batches.append(draw_batches(config, fl, t, m, difficulty))
+            batches.append(draw_client_batches(config, fl, t, m, difficulty))
         eta = paper.falling_lr(config, steps=max(map(len, batches)))
         changes = {"lr": eta}
         if config.fedlc:
@@ -81,14 +81,14 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         run.record(t, state, update)
 
 
-def draw_batches(config, fl: common.Federation, t: int, m: int, difficulty: np.ndarray):
+def draw_client_batches(config, fl: common.Federation, t: int, m: int, difficulty: np.ndarray):
     """The samples of client m at each of its T local steps in round t: (T, B), -1: none."""
     if has_threshold(config):
         return draw_threshold_batches(config, fl, t, m, difficulty)
     if config.order == "balanced":
         y = fl.labels[fl.shards[m]]
         difficulty = balance(difficulty, y, fl.streams("ties", t, m))
-    return paper.draw_batches(config, fl, t, m, difficulty)
+    return paper.draw_client_batches(config, fl, t, m, difficulty)
 
 
 def balance(difficulty: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -104,7 +104,7 @@ def balance(difficulty: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> 
 
 
 def draw_threshold_batches(config, fl: common.Federation, t: int, m: int, difficulty):
-    """As `draw_batches` of the paper, but g counts the samples on one side of lambda."""
+    """As `draw_client_batches` of the paper, but g counts the samples on one side of lambda."""
     shard = fl.shards[m]
     T = config.epochs * math.ceil(len(shard) / config.batch_size)
     start = 0

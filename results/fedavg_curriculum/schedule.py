@@ -39,7 +39,7 @@ def draw_schedule(configs: list, folder: Path) -> None:
         f"a = {first.pacing_a}, b = {first.pacing_b}; below: {first.pacing} pacing, {N} samples"
     )
     for config, ax in zip(configs, axes[1:], strict=True):
-        batches, weights = draw_batches(config)
+        batches, weights = draw_client_batches(config)
         image = show(batches, weights, ax)
         ax.set(ylabel=config.order, yticks=[])
         visits = " ".join(f"{v:5.1f}" for v in visits_of_fifths(batches, weights))
@@ -63,12 +63,12 @@ def plot_pacing(config, ax) -> None:
     ax.legend(ncols=5, fontsize="x-small")
 
 
-def draw_batches(config) -> tuple:
+def draw_client_batches(config) -> tuple:
     """The client's batches and their weights, (T, B) each: sample i is the i-th easiest."""
     shard = np.arange(N)
     streams = common.Streams(config.seed)
     fl = SimpleNamespace(shards=[shard], sizes=[N], labels=shard, streams=streams)
-    return exposure.draw_batches(config, fl, 0, 0, DIFFICULTY)
+    return exposure.draw_client_batches(config, fl, 0, 0, DIFFICULTY)
 
 
 def show(batches: np.ndarray, weights: np.ndarray, ax):
