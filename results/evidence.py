@@ -33,8 +33,8 @@ def trials() -> pd.DataFrame:
 
 
 def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
-    """final, last10 (tests within the last ten rounds), late (in the last sixth of the uploads);
-    uploads; clients_early_late: a round's clients, mean of the first third - of the last; and
+    """final, last10, first_quarter (tests of the last ten rounds, of the first
+    quarter), late (in the last sixth of the uploads); uploads; clients_early_late: a round's clients, mean of the first third - of the last; and
     rounds_to_base, uploads_to_base: what 'fedavg+cl' took to the last10 of 'fedavg' in its trial.
     """
     rounds = rounds.fillna({"setting": ""})
@@ -48,6 +48,7 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
             continue
         last_sixth = tested.uploads > 5 / 6 * run.uploads.max()
         values = {
+            "first_quarter": tested.accuracy[tested["round"] <= last // 4].mean(),
             "final": tested.accuracy.iloc[-1],
             "last10": tested.accuracy[tested["round"] > last - 10].mean(),
             "late": tested.accuracy[last_sixth].mean(),

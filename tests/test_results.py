@@ -278,6 +278,7 @@ def test_what_it_took_to_the_bases_accuracy():
     table += rows("fedavg+cl", [25, 5, 5], [4, 2, 1])
     table += rows("fedavg+random", [1, 2, 3], [2, 2, 2])
     table += rows("diverged", [np.nan], [2])
+    table += rows("rising", range(1, 10), [2] * 9)
     found = evidence.summarise(pd.DataFrame(table)).set_index(["method", "measure"]).value
     assert found["fedavg", "last10"] == 20 and found["fedavg", "final"] == 30
     assert found["fedavg", "rounds_to_base"] == 2 and found["fedavg", "uploads_to_base"] == 4
@@ -285,6 +286,7 @@ def test_what_it_took_to_the_bases_accuracy():
     assert found["fedavg+cl", "clients_early_late"] == 3
     assert found["fedavg+cl", "late"] == 5  # the tests after 5/6 of 7 uploads
     assert found["fedavg+random", "rounds_to_base"] == 4  # never
+    assert found["rising", "first_quarter"] == 1.5  # two rounds of nine
     assert "diverged" not in found.index.get_level_values("method")
 
 
