@@ -33,9 +33,12 @@ def trials() -> pd.DataFrame:
 
 
 def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
-    """final, last10, first_quarter (tests of the last ten rounds, of the first
-    quarter), late (in the last sixth of the uploads); uploads; clients_early_late: a round's clients, mean of the first third - of the last; and
-    rounds_to_base, uploads_to_base: what 'fedavg+cl' took to the last10 of 'fedavg' in its trial.
+    """The measures of each trial, from its rounds.
+
+    final, last10, first_quarter   tests: the last, of the last ten rounds, of the first quarter
+    late, uploads                  tests in the last sixth of the uploads; how many of these
+    clients_early_late             a round's clients, mean of the first third - of the last
+    rounds_to_base, uploads_to_base  what 'fedavg+cl' took to the last10 of its trial's 'fedavg'
     """
     rounds = rounds.fillna({"setting": ""})
     goals = {}
