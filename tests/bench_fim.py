@@ -210,6 +210,7 @@ def main(argv=None) -> None:
     [config], _ = experiment.parse(fgn.Config, fgn.PRESETS, "doc", [*flags, "--arm", "base"])
     device = "cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu"
     torch.set_num_threads(config.threads or torch.get_num_threads())
+    experiment.keep_heap()  # as every script does: page faults were half of AlexNet's time
     if given.what == "cost":
         sizes = (given.cost_clients, given.samples, config.batch_size, config.epochs)
         table = cost(given.pairs, *sizes, device, config.width)
