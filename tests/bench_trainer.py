@@ -1,4 +1,4 @@
-"""python tests/bench_trainer.py [--only lenet5 big start script clients throughput pfl pfllib]
+"""python tests/bench_trainer.py [--only PART ..] [--write]
 
 How much faster the trainer is than a loop over clients, as federated simulators have it, and how it
 compares with pfl-research and PFLlib on their own nets and schedules. All train the same clients,
@@ -406,10 +406,8 @@ def commit_of(tree: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def compare_rivals(flags, work: dict, samples: int, channels: int, side: int, rounds: int):
-    """A table of all contestants; `rounds` are the rival's own, to which is extrapolated."""
-    total = f"{rounds:,} rounds, minutes"
-    yield head("how", "seconds a round (range)", total, "peak memory a process, MiB")
+def measure_in_turn(flags, work: dict, samples: int, channels: int, side: int) -> dict:
+    """Each contestant's (seconds a round, peak MiB), of every turn."""
     contestants = contestants_here(flags)
     results = {title: [] for title in contestants}
     with tempfile.TemporaryDirectory() as folder:
@@ -418,12 +416,41 @@ def compare_rivals(flags, work: dict, samples: int, channels: int, side: int, ro
             for title, (contestant, ranks, threads) in contestants.items():
                 process = start_rival(contestant, path, work, flags, ranks, threads)
                 results[title].append(finish_rival(process))
-    for title, measured in results.items():
+    return results
+
+
+def compare_rivals(flags, work: dict, samples: int, channels: int, side: int, rounds: int):
+    """A table of all contestants; `rounds` are the rival's own, to which is extrapolated."""
+    total = f"{rounds:,} rounds, minutes"
+    yield head("how", "seconds a round (range)", total, "peak memory a process, MiB")
+    for title, measured in measure_in_turn(flags, work, samples, channels, side).items():
         seconds = [seconds for seconds, _ in measured]
         peak = max(peak for _, peak in measured)
-        median = np.median(seconds)
-        spread = f"{median:.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
-        yield line(title, spread, f"{median * rounds / 60:.1f}", f"{peak:.0f}")
+        minutes = np.median(seconds) * rounds / 60
+        yield line(title, median_and_range(seconds), f"{minutes:.1f}", f"{peak:.0f}")
+
+
+def median_and_range(values: list[float]) -> str:
+    return f"{np.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+def single(flags):
+    """One run, seconds a round: LeNet-5, K of 100 clients of 600 samples, batch 10, one epoch."""
+    works = {
+        "K=10, 1x28x28": (10, 1, 28),
+        "K=20, 1x28x28": (20, 1, 28),
+        "K=10, 3x32x32": (10, 3, 32),
+    }
+    rows = {}
+    for K, channels, side in works.values():
+        work = LENET | {"per_round": K}
+        measured = measure_in_turn(flags, work, flags.samples or 600, channels, side)
+        for title, turns in measured.items():
+            seconds = [seconds for seconds, _ in turns]
+            rows.setdefault(title, []).append(median_and_range(seconds))
+    yield head("how", *works)
+    for title, cells in rows.items():
+        yield line(title, *cells)
 
 
 def pfl(flags):
@@ -547,7 +574,7 @@ def write(name: str, table: str) -> None:
 
 
 PARTS = {
-    "cpu": (lenet5, big, start, script, clients, throughput, pfl, pfllib),
+    "cpu": (lenet5, single, big, start, script, clients, throughput, pfl, pfllib),
     "cuda": (gpu, pfl, pfllib),
 }
 

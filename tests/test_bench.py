@@ -1,6 +1,7 @@
 """bench_fim.py and bench_trainer.py: what they measure, by hand."""
 
 import time
+from types import SimpleNamespace
 
 import bench_fim
 import bench_rivals
@@ -151,6 +152,20 @@ def test_seconds_of_a_rival_leave_out_the_first_and_the_last_round():
             return f"{output}results: here\nPEAK 700\nPEAK 900\n", None
 
     assert bench_trainer.finish_rival(Process()) == (2.0, 900.0)
+
+
+def test_a_runs_table_has_a_column_for_each_work(monkeypatch):
+    def measure(flags, work, samples, channels, side):
+        assert samples == 600
+        assert work["clients"] == 100
+        seconds = work["per_round"] * channels
+        return {"a": [(seconds, 1.0), (seconds + 2, 1.0), (seconds + 1, 1.0)], "b": [(0.5, 1.0)]}
+
+    monkeypatch.setattr(bench_trainer, "measure_in_turn", measure)
+    _, a, b = bench_trainer.single(SimpleNamespace(samples=0))
+    cells = ["11.000 (10.000 to 12.000)", "21.000 (20.000 to 22.000)", "31.000 (30.000 to 32.000)"]
+    assert a == f"| a | {' | '.join(cells)} |"
+    assert b == "| b | 0.500 (0.500 to 0.500) | 0.500 (0.500 to 0.500) | 0.500 (0.500 to 0.500) |"
 
 
 def test_a_table_is_written_between_its_marks(tmp_path, monkeypatch):
