@@ -11,10 +11,10 @@ rows are left out. --before names a checkout of an older commit of ours, measure
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +22,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -205,16 +204,13 @@ def big(flags):
     return compare(works, flags.repeats)
 
 
-def launch(*command, ranks=0) -> tuple[float, str]:
-    """Wall time and output of a Python program, under torchrun if `ranks` are wanted."""
-    launcher = []
-    if ranks:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+def launch(*command) -> float:
+    """Wall time of a Python program."""
     begun = time.perf_counter()
-    command = [sys.executable, *launcher, *map(str, command)]
+    command = [sys.executable, *map(str, command)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    return time.perf_counter() - begun, done.stdout
+    return time.perf_counter() - begun
 
 
 ROUND = ["--trials", "1", "--jobs", "1", "--order", "vanilla", "--device", "cpu"]
@@ -224,7 +220,7 @@ def start(flags):
     """From the command to its end, imports, tables and figures included."""
     yield head("command", "seconds (range)")
     with tempfile.TemporaryDirectory() as folder:
-        one_round = [*ROUND, "--rounds", "1", "--overwrite", "--out", f"{folder}/run"]
+        one_round = [*ROUND, "--rounds", "1", "--out", f"{folder}/run"]
         commands = {
             'python -c "import torch"': ["-c", "import torch"],
             "python fedavg_curriculum.py --help": [SCRIPT, "--help"],
@@ -233,99 +229,10 @@ def start(flags):
         for title, words in commands.items():
             times = []
             for _ in range(flags.repeats):
-                seconds, _ = launch(*words)
-                times.append(seconds)
+                times.append(launch(*words))
+                shutil.rmtree(f"{folder}/run", ignore_errors=True)
             spread = f"{min(times):.1f} to {max(times):.1f}"
             yield line(title, f"{np.median(times):.1f} ({spread})")
-
-
-TIMED = """
-import json, sys, time
-import common, training
-sys.argv = sys.argv[1:]
-spent = {"train": 0.0, "grade": 0.0}
-def timed(name, function):
-    def call(*given, **more):
-        begun = time.perf_counter()
-        try:
-            return function(*given, **more)
-        finally:
-            spent[name] += time.perf_counter() - begun
-    return call
-training.train = timed("train", training.train)
-common.grade = timed("grade", common.grade)
-import fedavg_curriculum
-fedavg_curriculum.main(sys.argv[1:])
-print("SPENT", json.dumps(spent))
-"""
-
-
-def script(flags):
-    """20 clients of 600 samples, one epoch, batch 10, LeNet-5 on 1x28x28; 1,000 test images."""
-    n = flags.samples or 600
-    yield head("how", "seconds a round", "clients a second", "training", "testing", "the rest")
-    work = Work("lenet5", 1, 28, [n] * 20)
-    alone = np.median(time_in_turn({"ours": work.ours}, flags.repeats)["ours"])
-    yield line(
-        "the trainer alone, as in the table above",
-        f"{alone:.3f}",
-        f"{20 / alone:.0f}",
-        "all",
-        "",
-        "",
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_data(folder, 20 * n, 1, 28, tests=1000)
-        words = [*ROUND, "--dataset", path, "--partition", "iid", "--clients", 20]
-        words += ["--clients-per-round", 20, "--epochs", 1, "--batch-size", 10, "--overwrite"]
-        words += ["--rounds", flags.rounds or 8, "--out", f"{folder}/run"]
-        for title, threads, ranks in (
-            (f"the script, {CORES} threads", CORES, 0),
-            ("the script, 1 thread", 1, 0),
-            ("torchrun, 2 processes of 1 thread", 1, 2),
-        ):
-            program = [SCRIPT] if ranks else ["-c", TIMED, SCRIPT]
-            _, output = launch(*program, *words, "--threads", threads, ranks=ranks)
-            seconds = pd.read_csv(f"{folder}/run/metrics.csv")["seconds"]
-            a_round = seconds.diff().iloc[1:].median()
-            shares = ["", "", ""]
-            if not ranks:
-                spent = json.loads(output.split("SPENT")[1])
-                parts = np.array([spent["train"], spent["grade"]]) / seconds.iloc[-1]
-                shares = [f"{part:.0%}" for part in (*parts, 1 - parts.sum())]
-            yield line(title, f"{a_round:.3f}", f"{20 / a_round:.0f}", *shares)
-
-
-PEAK = """
-import resource, sys
-sys.argv = sys.argv[1:]
-import fedavg_curriculum
-fedavg_curriculum.main(sys.argv[1:])
-print("PEAK", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-def clients(flags):
-    """A round by the number of clients, 10 of them selected, SCAFFOLD, 1,100,000 samples, 1x16x16.
-
-    1.1 samples a client: the parts that are left out must not cost anything.
-    """
-    yield head("clients", "seconds a round", "peak memory, MiB")
-    n = 1100 * (flags.samples or 1000)
-    parts = n // 11 * 10
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_data(folder, n, 1, 16, tests=1000)
-        words = [*ROUND, "--dataset", path, "--partition", "iid", "--parts", parts, "--epochs", 1]
-        words += ["--clients-per-round", 10, "--rounds", flags.rounds or 20, "--overwrite"]
-        words += ["--base", "scaffold", "--out", f"{folder}/run"]
-        for M in (100, 1_000, 10_000, 100_000, 1_000_000):
-            if parts < M:
-                continue
-            _, output = launch("-c", PEAK, SCRIPT, *words, "--clients", M)
-            seconds = pd.read_csv(f"{folder}/run/metrics.csv")["seconds"]
-            a_round = seconds.diff().iloc[1:].median()
-            peak = int(output.split("PEAK")[1]) / 1024
-            yield line(f"{M:,}", f"{a_round:.3f}", f"{peak:.0f}")
 
 
 def write_data(folder: str, n: int, channels: int, side: int, tests: int) -> str:
@@ -574,7 +481,7 @@ def write(name: str, table: str) -> None:
 
 
 PARTS = {
-    "cpu": (lenet5, single, big, start, script, clients, throughput, pfl, pfllib),
+    "cpu": (lenet5, single, big, start, throughput, pfl, pfllib),
     "cuda": (gpu, pfl, pfllib),
 }
 

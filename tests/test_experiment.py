@@ -244,7 +244,6 @@ stray
 --partition natural
 --hold-out 0.001
 --arm late
---resume --overwrite
 """
 UNWRITABLE = ["--out tiny.npz", "--out tiny.npz/below", f"--out {'1' * 400}"]
 
@@ -580,7 +579,8 @@ def test_results_of_a_command(work, capsys):
     )
     assert summary["ranks"] == 1 and summary["config"]["arm"] == "a"
     drawn = {"differences.png", "accuracy.png", "partition.png"}
-    assert drawn | {"metrics.csv", "table.csv", "partition.csv"} <= set(summary["files"])
+    written = {str(path) for path in Path("r").glob("*.*")}
+    assert {f"r/{name}" for name in drawn | {"table.csv", "partition.csv"}} <= written
     assert json.loads(Path("r/config.json").read_text())["arm"] == ["a", "b"]
     assert len(checkpoints("r")) == 4
     assert "tiny.npz, 2 trials, accuracy in %" in printed
@@ -709,44 +709,6 @@ def test_a_resumed_sweep_leaves_no_figure_of_the_one_before(work, monkeypatch):
     assert (work / "r" / "accuracy.png").exists() and (work / "r" / "mine.png").exists()
 
 
-def test_overwrite_deletes_what_is_ours_and_nothing_else(work, monkeypatch):
-    def plot(df, folder):
-        (folder / "own.png").write_bytes(b"png")
-        (folder / "own.csv").write_text("a,b")
-
-    start("--out=r", "--arm=a", plot=plot)
-    mine = ["mine.png", "notes.txt", "checkpoints/mine.txt", "checkpoints/mine.pt"]
-    for name in mine:
-        path = work / "r" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("mine")
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(experiment, "train_all", stop)
-    with pytest.raises(SystemExit) as stop:
-        start("--out=r", "--arm=b", "--overwrite")
-    assert stop.value.code == 130
-    left = {str(path.relative_to("r")) for path in files("r")}
-    assert left == {"config.json", *mine}
-
-
-def test_overwrite_spares_what_the_user_wrote_while_it_trained(work, monkeypatch):
-    train_all = experiment.train_all
-
-    def train_and_wait(runs):
-        (work / "r" / "notes.txt").write_text("mine")
-        train_all(runs)
-        time.sleep(0.02)  # a file's time is as coarse as the kernel's clock
-
-    monkeypatch.setattr(experiment, "train_all", train_and_wait)
-    start("--out=r", "--arm=a")
-    monkeypatch.setattr(experiment, "train_all", train_all)
-    start("--out=r", "--arm=b", "--overwrite")
-    assert (work / "r" / "notes.txt").read_text() == "mine"
-
-
 def test_resume_names_a_changed_flag_with_both_values(work, capsys):
     start("--out=r", "--alpha=0.5")
     before = table("r")
@@ -801,7 +763,7 @@ def test_two_commands_in_one_folder(work, capsys):
     start("--out=r")
     before = files("r")
     with experiment.locked(Path("r")):
-        for more in ([], ["--resume"], ["--overwrite"]):
+        for more in ([], ["--resume"]):
             assert "another run is at work" in refused(capsys, "--out=r", *more)
     assert files("r") == before
     start("--out=r", "--resume")  # the lock is gone with its holder
