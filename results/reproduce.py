@@ -48,6 +48,8 @@ def choose(works: pd.DataFrame, only: list[str], scale: str) -> pd.DataFrame:
 
 def state_of(work) -> str:
     """What --list says of it."""
+    if not is_experiment(work):
+        return "a program"
     if is_complete(work):
         return "made here"
     evident = work.place in evidence.trials().index
@@ -89,6 +91,7 @@ def publish(work) -> None:
     rounds["run"] = work.place
     both = pd.concat([others, rounds.reindex(columns=COLUMNS)])
     both.to_csv(path, index=False)
+    print(f"its rounds are in {path.name}; python -m results.tables writes the pages")
 
 
 def show(works: pd.DataFrame) -> None:
@@ -114,8 +117,11 @@ def main(argv: list[str]) -> int:
     if flags.list:
         show(works)
         return 0
+    if len(works) == 0:
+        print(f"no command of scale {flags.scale} among these")
     for work in works.itertuples():
         if is_experiment(work) and is_complete(work):
+            print(f"already made: runs/{work.place}")
             continue
         print(f"python {shlex.join(command(work))}", flush=True)
         status = subprocess.run([sys.executable, *command(work)], cwd=ROOT).returncode
@@ -127,4 +133,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)  # the command has said what goes on

@@ -338,8 +338,8 @@ def test_the_list_has_hours_state_and_total(capsys):
         assert ("not run" if is_missing else "in the evidence") in line
 
 
-def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch):
-    """A finished run's rounds are what the tables then read."""
+def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch, capsys):
+    """A finished run's rounds are what the tables then read; it is not made twice."""
     line = {"place": "fedavg_curriculum/tiny", "claims": "A6", "scale": "reduced", "hours": 0.1}
     line["command"] = "fedavg_curriculum.py --order vanilla --rounds 2 --trials 1 --clients 10"
     monkeypatch.setattr(reproduce, "read_works", lambda: pd.DataFrame([line]))
@@ -359,6 +359,11 @@ def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch):
     assert list(rounds.run) == ["fedavg_curriculum/tiny"] * 2
     metrics = pd.read_csv(tmp_path / "fedavg_curriculum/tiny/metrics.csv")
     assert list(rounds.accuracy) == list(metrics.accuracy)
+    capsys.readouterr()
+    assert reproduce.main(["--only", "A6"]) == 0
+    assert capsys.readouterr().out == "already made: runs/fedavg_curriculum/tiny\n"
+    assert reproduce.main(["--only", "A6", "--scale", "paper"]) == 0
+    assert "no command of scale paper" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------ paths
