@@ -620,3 +620,6 @@ def test_compare_joins_several_runs(tmp_path, data, monkeypatch):
     [(curves, path)] = drawn
     assert path == first / "compare.png"
     assert set(curves.method) == {"fedavg size", "fedavg"}
+    with pytest.raises(SystemExit) as stopped:
+        compare.main([str(first), "--first", "fedavg"])
+    assert stopped.value.code == 2

@@ -45,8 +45,10 @@ def per_trial(df: pd.DataFrame) -> pd.DataFrame:
 def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
     """By method: means over trials, and `ahead`, `low`, `high`: first - method in `late`.
 
-    Raises ValueError where arms spent different uploads or have different trials.
+    Raises ValueError where arms spent different uploads have different trials, or none is `first`.
     """
+    if first not in set(df.method):
+        raise ValueError(f"--first {first}: none of {', '.join(df.method.unique())}")
     trials = per_trial(df)
     methods_of_trial = trials.groupby("trial").size()
     if trials.uploads.nunique() > 1 or methods_of_trial.nunique() > 1:
@@ -81,7 +83,10 @@ def main(argv=None) -> None:
     parser.add_argument("--first", default="fedavg size")
     given = parser.parse_args(argv)
     df = read_rows(given.runs)
-    table = compare(df, given.first)
+    try:
+        table = compare(df, given.first)
+    except ValueError as error:
+        parser.error(str(error))
     print(table.to_string(float_format="%.2f"))
     table.to_csv(given.runs[0] / "compare.csv", float_format="%.4f")
     plot(df, given.runs[0] / "compare.png")
