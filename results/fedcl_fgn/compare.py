@@ -45,7 +45,7 @@ def per_trial(df: pd.DataFrame) -> pd.DataFrame:
 def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
     """By method: means over trials, and `ahead`, `low`, `high`: first - method in `late`.
 
-    Raises ValueError where arms spent different uploads have different trials, or none is `first`.
+    Raises ValueError where arms spent different uploads or have other trials, or none is `first`.
     """
     if first not in set(df.method):
         raise ValueError(f"--first {first}: none of {', '.join(df.method.unique())}")
