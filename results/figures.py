@@ -2,8 +2,8 @@
 
 Draws the figure of every script's page from the evidence: comparisons as means over trials and 95 %
 intervals, in points of accuracy, beside what the paper prints: of the paper's claims at its setting
-all, of other claims and of our questions the one in the page's table. Colours say what a row is for
-its claim, after Holm's correction.
+all, of our questions all if they are few, else of a claim the one in the page's table. Colours say
+what a row is for its claim, after Holm's correction.
 """
 
 import matplotlib
@@ -20,9 +20,10 @@ PAPER = "the paper's number"
 COLORS = {"for": "C0", "against": "C1", "open": "0.5"}
 PANELS = {
     "paper": "The paper's claims, at the paper's setting",
-    "reduced": "The paper's claims, in a smaller setting (a row for each)",
-    "own": "Our questions (a row for each)",
+    "reduced": "The paper's claims, in a smaller setting",
+    "own": "Our questions",
 }
+FEW = 20
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 
 
@@ -31,8 +32,12 @@ def draw(script: str) -> None:
     about = tables.of_script(script)
     panels = {}
     for scale, title in PANELS.items():
-        choose = tables.family if scale == "paper" else tables.telling
-        if rows := rows_of(about.index[about.scale == scale], choose):
+        claims = about.index[about.scale == scale]
+        rows = rows_of(claims, tables.family)
+        if scale == "reduced" or (scale == "own" and len(rows) > FEW):
+            rows = rows_of(claims, tables.telling)
+            title += " (a row for each)"
+        if rows:
             panels[title] = rows
     heights = [len(rows) + 1 for rows in panels.values()]
     figure, axes = plt.subplots(
