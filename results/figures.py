@@ -1,9 +1,9 @@
 """python -m results.figures
 
 Draws the figure of every script's page from the evidence: comparisons as means over trials and 95 %
-intervals, in points of accuracy, beside what the paper prints: of the paper's claims at its setting
-all, of our questions all if they are few, else of a claim the one in the page's table. Colours say
-what a row is for its claim, after Holm's correction.
+intervals, in points of accuracy, beside what the paper prints. Where they are many, those not at
+the paper's setting are one for each claim, that of the page's table. Colours say what a row is for
+its claim, after Holm's correction.
 """
 
 import matplotlib
@@ -23,22 +23,16 @@ PANELS = {
     "reduced": "The paper's claims, in a smaller setting",
     "own": "Our questions",
 }
-FEW = 20
+MANY = 40
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 
 
 def draw(script: str) -> None:
     """results/SCRIPT/differences.png: a panel for the claims at each scale."""
     about = tables.of_script(script)
-    panels = {}
-    for scale, title in PANELS.items():
-        claims = about.index[about.scale == scale]
-        rows = rows_of(claims, tables.family)
-        if scale == "reduced" or (scale == "own" and len(rows) > FEW):
-            rows = rows_of(claims, tables.telling)
-            title += " (a row for each)"
-        if rows:
-            panels[title] = rows
+    panels = panels_of(about)
+    if sum(map(len, panels.values())) > MANY:
+        panels = panels_of(about, is_short=True)
     heights = [len(rows) + 1 for rows in panels.values()]
     figure, axes = plt.subplots(
         len(panels),
@@ -61,6 +55,21 @@ def draw(script: str) -> None:
     figure.tight_layout()
     figure.savefig(FOLDER / script / "differences.png", dpi=110)
     plt.close(figure)
+
+
+def panels_of(about, is_short=False) -> dict[str, list]:
+    """{title: rows} for each scale of the claims `about`; in short, a row of a claim."""
+    panels = {}
+    for scale, title in PANELS.items():
+        claims = about.index[about.scale == scale]
+        choose = tables.family
+        if is_short and scale != "paper":
+            choose = tables.telling
+            title += " (a row for each)"
+        rows = rows_of(claims, choose)
+        if rows:
+            panels[title] = rows
+    return panels
 
 
 def limits(panels: list) -> tuple[float, float]:
