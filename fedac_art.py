@@ -44,8 +44,8 @@ from nets import Model, arrange
 
 
 def is_weighted(config) -> bool:
-    """Whether this arm has the curriculum."""
-    return config.arm != "base"
+    """Whether this method has the curriculum."""
+    return config.method != "base"
 
 
 def is_solo(config) -> bool:
@@ -74,7 +74,7 @@ class Config(experiment.Config):
     momentum: float = 0.9
     weight_decay: float = 1e-5
 
-    arm: str = flag(("fedac", "base"), "the curriculum, or its base", choices=("fedac", "base"))
+    method: str = flag(("fedac", "base"), "the curriculum, or its base", choices=("fedac", "base"))
     rho: float = flag(
         -1.0,
         "vigilance of Eq. 1: large for many clusters (-1: .35, on grey images .6)",
@@ -467,8 +467,8 @@ PRESETS = {
     "table3": f"{CIFAR10} {ALPHAS} --base solo fedprox moon",
     "table3-cifar100": f"{CIFAR100} {ALPHAS} --base solo fedprox  # MOON: table3-moon-cifar100",
     "table3-moon-cifar100": f"{MOON} {ALPHAS}  # the same runs as table2-moon-cifar100",
-    "fig2": f"{CIFAR10} --arm base --projection --base fedavg fedprox moon  # the first rounds",
-    "fig5": f"--dataset cifar10 cifar100 {ALPHAS} --arm base --rounds 1  # partition.png",
+    "fig2": f"{CIFAR10} --method base --projection --base fedavg fedprox moon  # the first rounds",
+    "fig5": f"--dataset cifar10 cifar100 {ALPHAS} --method base --rounds 1  # partition.png",
     "fig6": f"{CIFAR10}  # t-SNE of local features",
     "batch": f"{CIFAR10} --batch-size 64 128 --base fedavg fedprox moon  # the paper chose one",
     "small": f"{CIFAR10} --w-small 1 0.5 0  # less weight for small clusters",
@@ -480,7 +480,7 @@ PRESETS = {
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
     hooks = {"federate": federate, "draw": draw}
-    experiment.main(Config, PRESETS, __doc__, argv, compare=("arm",), **hooks)
+    experiment.main(Config, PRESETS, __doc__, argv, compare=("method",), **hooks)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
 """python -m results.reproduce [--only A6 C2 ..] [--scale paper|reduced] [--list]
 
-Makes the runs of claims anew, from reproduce.csv: place under runs/, the claims that it decides,
-scale, core-hours, command. What is complete is skipped, what was stopped goes on. The rounds of a
-finished run then stand in rounds.csv.xz, from which `python -m results.tables` writes the pages.
+Makes the runs of claims again. Each row of reproduce.csv is a command: its place under runs/, the
+claims that it decides, its scale, its core-hours, and its words. A complete run is skipped, and an
+interrupted one is resumed. The rounds of a finished run are written to rounds.csv.xz. From this
+file `python -m results.tables` writes the pages. A run that diverged is no evidence: it is not
+published, and the exit status is 3.
 """
 
 import argparse
+import os
+import resource
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
+from filelock import FileLock
 
 from results import evidence
 from results.clock import SPREADS
@@ -81,16 +86,34 @@ def command(work) -> list[str]:
     return words
 
 
+def diverged(work) -> bool:
+    """Whether an update of the finished run was not finite."""
+    rounds = pd.read_csv(folder(work) / "metrics.csv")
+    return "diverged" in rounds and bool(rounds.diverged.any())
+
+
 def publish(work) -> None:
-    """Puts the rounds of a finished run into rounds.csv.xz, in place of older ones."""
+    """Writes the rounds of a finished run to rounds.csv.xz, in place of older ones.
+
+    A lock keeps a second command from losing these rows. A kill leaves the old file or the new one.
+    """
     path = evidence.FOLDER / "rounds.csv.xz"
+    half = path.with_name(f"{os.getpid()}.{path.name}")
     text = {"dtype": str, "keep_default_na": False}
-    others = pd.read_csv(path, **text)
-    others = others[others.run != work.place]
     rounds = pd.read_csv(folder(work) / "metrics.csv", **text)
     rounds["run"] = work.place
-    both = pd.concat([others, rounds.reindex(columns=COLUMNS)])
-    both.to_csv(path, index=False)
+    rounds = rounds.reindex(columns=COLUMNS, fill_value="")
+    with FileLock(ROOT / "runs" / ".publish.lock"):
+        before = pd.read_csv(path, **text)
+        theirs = before[before.run == work.place]
+        if theirs.values.tolist() == rounds.values.tolist():
+            return
+        both = pd.concat([before[before.run != work.place], rounds])
+        try:
+            both.to_csv(half, index=False)
+            half.replace(path)
+        finally:
+            half.unlink(missing_ok=True)
     print(f"its rounds are in {path.name}; python -m results.tables writes the pages")
 
 
@@ -104,7 +127,7 @@ def show(works: pd.DataFrame) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """The exit status of the first command that fails."""
+    """The exit status: 0, 3 if runs diverged, or that of the first command that failed."""
     parser = argparse.ArgumentParser(description="Makes the runs behind the pages anew.")
     parser.add_argument("--only", nargs="+", default=[], metavar="CLAIM", help="or places")
     parser.add_argument("--scale", choices=("all", "paper", "reduced", "program"), default="all")
@@ -119,17 +142,38 @@ def main(argv: list[str]) -> int:
         return 0
     if len(works) == 0:
         print(f"no command of scale {flags.scale} among these")
+    status = 0
     for work in works.itertuples():
-        if is_experiment(work) and is_complete(work):
-            print(f"already made: runs/{work.place}")
-            continue
+        status = max(status, make(work))
+        if status not in (0, 3):
+            break
+    return status
+
+
+def make(work) -> int:
+    """Runs one command, unless it is complete, and publishes its rounds: the exit status."""
+    if is_experiment(work) and is_complete(work):
+        print(f"already made: runs/{work.place}")
+    else:
         print(f"python {shlex.join(command(work))}", flush=True)
+        before = cpu_hours()
         status = subprocess.run([sys.executable, *command(work)], cwd=ROOT).returncode
-        if status:  # 3: runs that diverged are no evidence
+        print(f"{cpu_hours() - before:.2f} core-hours", flush=True)
+        if status not in (0, 3):
             return status
-        if is_experiment(work):
-            publish(work)
+    if not is_experiment(work):
+        return 0
+    if diverged(work):
+        print(f"runs/{work.place}: a run diverged, so it is no evidence and is not published")
+        return 3
+    publish(work)
     return 0
+
+
+def cpu_hours() -> float:
+    """Hours that the processes which this one started, and which ended, spent on a core."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (used.ru_utime + used.ru_stime) / 3600
 
 
 if __name__ == "__main__":

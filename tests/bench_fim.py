@@ -207,7 +207,7 @@ def main(argv=None) -> None:
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--csv", type=Path, help="write the table here")
     given, flags = parser.parse_known_args(argv)
-    [config], _ = experiment.parse(fgn.Config, fgn.PRESETS, "doc", [*flags, "--arm", "base"])
+    [config], _ = experiment.parse(fgn.Config, fgn.PRESETS, "doc", [*flags, "--method", "base"])
     device = "cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu"
     torch.set_num_threads(config.threads or torch.get_num_threads())
     experiment.keep_heap()  # as every script does: page faults were half of AlexNet's time

@@ -200,10 +200,10 @@ class Loops:
     def arm_groups(self) -> set:
         """P1 of the arm."""
         P1 = self.small(self.clusters[0], self.f.scope)
-        if not self.f.arm.startswith("random"):
+        if not self.f.method.startswith("random"):
             return P1
         drawn = set()
-        scope = "class" if self.f.arm == "random-classes" else self.f.scope
+        scope = "class" if self.f.method == "random-classes" else self.f.scope
         for j, samples in enumerate(self.groups(scope)):
             in_P1 = np.array([i in P1 for i in samples])
             told = self.streams("random groups", j).permutation(in_P1)
@@ -215,7 +215,7 @@ class Loops:
     def weights(self, batch: np.ndarray, shard: np.ndarray) -> list[float]:
         """The weight of each sample in the mean over the batch."""
         f = self.f
-        if f.arm == "base":
+        if f.method == "base":
             return [1.0] * len(batch)
         alpha = f.w_small
         beta = f.w_large
@@ -311,7 +311,12 @@ class Loops:
                 sums["sent_mb"] += len(clients) * len(theta) * 8 / 1e6
             sums["uploads"] += len(clients)
             sums["samples"] += epochs * samples
-            row = {"setting": "", "method": f.arm, "round": t + 1, "clients": len(clients)} | sums
+            row = {
+                "setting": "",
+                "method": f.method,
+                "round": t + 1,
+                "clients": len(clients),
+            } | sums
             row["train_loss"] = np.mean([self.train_loss[m] for m in clients])
             nets = [theta]
             if f.base == "solo":

@@ -211,10 +211,10 @@ class Loops:
     def size(self, t):
         """n of round t, from the rows before it."""
         c = self.config
-        if t == 0 or c.arm == "base":
+        if t == 0 or c.method == "base":
             return c.clients_per_round
         n = self.rows[-1]["clients"]
-        if c.arm == "cl":
+        if c.method == "cl":
             return self.change(n, self.rows[-1]["critical"], not self.rows[-1]["critical"])
         u = self.streams("random size", t - 1).random()
         return self.change(n, u < c.p_double, c.p_double <= u < c.p_double + c.p_halve)
@@ -273,7 +273,7 @@ class Loops:
                 norms[m] = self.norm(t, m)
         row = {"round": t + 1, "clients": len(p), "train_loss": np.mean([*losses.values()])}
         row["fgn"] = sum(p[m] * self.in_fgn(eta) * norms[m] for m in p)
-        if c.arm == "cl":
+        if c.method == "cl":
             if c.detector == "fim":
                 row["fim"] = sum(p[m] * self.trace(t, m) for m in p)
             row["critical"] = int(self.is_critical(row[c.detector]))
@@ -311,8 +311,8 @@ class StudyLoops(Loops):
     script = selection
 
     def begin(self):
-        if self.config.arm == "constant":
-            place = self.flags.index("--arm") + 1
+        if self.config.method == "constant":
+            place = self.flags.index("--method") + 1
             rows = StudyLoops([*self.flags[:place], "cl", *self.flags[place + 1 :]]).rows
             self.rounds = len(rows)
             self.total = sum(row["clients"] for row in rows)
@@ -330,7 +330,7 @@ class StudyLoops(Loops):
             sure |= over
 
     def draw(self, t, n):
-        if self.config.select == "uniform" or self.config.arm == "longer":
+        if self.config.select == "uniform" or self.config.method == "longer":
             return super().draw(t, n)
         pi = self.inclusion(n)
         rng = self.streams("select by size", t)
@@ -346,7 +346,7 @@ class StudyLoops(Loops):
 
     def batches(self, t, m):
         whole = super().batches(t, m)
-        if self.config.arm != "longer":
+        if self.config.method != "longer":
             return whole
         n = self.config.n or self.config.clients_per_round
         by_size = sum(p * N for p, N in zip(self.inclusion(n), self.N, strict=True))
@@ -364,9 +364,9 @@ class StudyLoops(Loops):
 
     def size(self, t):
         c = self.config
-        if c.arm == "cl":
+        if c.method == "cl":
             n = super().size(t)
-        elif c.arm == "constant":
+        elif c.method == "constant":
             ends = [math.floor(0.5 + self.total * i / self.rounds) for i in (t, t + 1)]
             n = ends[1] - ends[0]
         else:

@@ -35,14 +35,14 @@ QUICK = {
     "client_curriculum": "--expert-epochs=1 --data-order=curriculum",
     "fedcl_fgn": "",
     "fedcl_gmm_sync": "--local-steps=2 --method fedcl feddistill+ --generator-hidden=8",
-    "fedac_art": "--solo-epochs=20 --arm fedac base",
+    "fedac_art": "--solo-epochs=20 --method fedac base",
 }
 ARMS = {
     "fedavg_curriculum": ["--order", "curriculum", "vanilla"],
     "client_curriculum": ["--client-order", "curriculum", "vanilla"],
-    "fedcl_fgn": ["--arm", "cl", "base"],
+    "fedcl_fgn": ["--method", "cl", "base"],
     "fedcl_gmm_sync": ["--method", "fedcl", "fedavg"],
-    "fedac_art": ["--arm", "fedac", "base"],
+    "fedac_art": ["--method", "fedac", "base"],
 }
 
 

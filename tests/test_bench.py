@@ -67,7 +67,7 @@ def test_agreement_by_hand():
     """One is up, up, down, up; the other up, down, down, up."""
     signals = {"trial": 0, "round": range(1, 6)}
     signals |= {"a": [1.0, 2, 3, 2, 3], "b": [1.0, 2, 1, 0.5, 1]}
-    config = fgn.Config(delta=0.01, arm="base", detector="fgn")
+    config = fgn.Config(delta=0.01, method="base", detector="fgn")
     row = bench_fim.agreement(pd.DataFrame(signals), config).iloc[0]
     shares = (row["alike"], row["by chance"], row["critical"], row["critical "])
     assert shares == (0.75, 0.5, 0.75, 0.5)
@@ -77,7 +77,7 @@ def test_agreement_by_hand():
 def test_agreement_reads_both_signals_on_other_clients_too(tmp_path, monkeypatch):
     """Each is Eq. 1 over the clients it is said to be read on; `other` shares none with `same`."""
     flags = "--clients 6 --clients-per-round 2 --rounds 2 --trials 1 --epochs 1 --alpha 1"
-    flags = [*flags.split(), "--arm", "base", "--detect-samples", "3", "--eval-every", "9"]
+    flags = [*flags.split(), "--method", "base", "--detect-samples", "3", "--eval-every", "9"]
     [config], _ = experiment.parse(fgn.Config, fgn.PRESETS, "doc", flags)
     reads = []
 

@@ -45,7 +45,7 @@ SCRIPTS = [
 
 
 def reads_pull(config) -> bool:
-    return config.arm != "b"
+    return config.method != "b"
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Config(experiment.Config):
     rounds: int = 4
     trials: int = 2
     batch_size: int = 8
-    arm: str = flag(("a", "b"), "what is compared", choices=("a", "b", "late", "nan", "short"))
+    method: str = flag(("a", "b"), "what is compared", choices=("a", "b", "late", "nan", "short"))
     pull: float = flag(0.5, "a number", above=0, high=float("inf"), when=reads_pull)
     size: int = flag(3, "of the state", low=1, high=10**7)
     warm: bool = flag(True, "a switch")
@@ -88,19 +88,19 @@ def federate(config: Config, fl: Federation, run: experiment.Run) -> None:
     """Sums of keyed draws; a memory by client."""
     make = functools.partial(draw_expert, run)
     expert = run.cached("expert", make, "pull")
-    if config.arm == "late":
-        assert len(run.other(arm="a").load()["rows"]) == config.rounds
+    if config.method == "late":
+        assert len(run.other(method="a").load()["rows"]) == config.rounds
     dtype = getattr(torch, config.dtype)
     state = {"weights": torch.zeros(config.size, dtype=dtype), "base": {}, "history": []}
     state["early"] = 1
     for t in run.rounds(state):
         state.pop("early", None)
-        if config.arm == "short" and t == 3:
+        if config.method == "short" and t == 3:
             break
         draw = float(run.streams("draw", t).random())
-        if config.arm == "nan" and t == 2 and run.trial == 1:
+        if config.method == "nan" and t == 2 and run.trial == 1:
             raise NonFiniteError("round 3: the update of client 1 is not finite")
-        state["weights"] += draw * config.pull * expert + (config.arm == "b")
+        state["weights"] += draw * config.pull * expert + (config.method == "b")
         state["base"][t % 3] = torch.full((2,), draw)
         state["history"].append(draw)
         time.sleep(config.pause)
@@ -113,16 +113,16 @@ def draw_expert(run: experiment.Run) -> torch.Tensor:
 
 
 def replayed(config) -> dict:
-    return {"arm": "a"} if config.arm == "late" else {}
+    return {"method": "a"} if config.method == "late" else {}
 
 
-PRESETS = {"two": "--alpha 0.5 5.0 --pull 0.25 --arm a  # two alphas", "plain": "--rounds 3"}
-DOC = "python test_experiment.py --arm a b\n\nA test."
+PRESETS = {"two": "--alpha 0.5 5.0 --pull 0.25 --method a  # two alphas", "plain": "--rounds 3"}
+DOC = "python test_experiment.py --method a b\n\nA test."
 
 
 def main(argv=None, **hooks) -> None:
     hooks = {"federate": federate, "after": replayed} | hooks
-    experiment.main(Config, PRESETS, DOC, argv, compare=("arm",), **hooks)
+    experiment.main(Config, PRESETS, DOC, argv, compare=("method",), **hooks)
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ stray
 --clients 5 --clients-per-round 2 6
 --partition natural
 --hold-out 0.001
---arm late
+--method late
 """
 UNWRITABLE = ["--out tiny.npz", "--out tiny.npz/below", f"--out {'1' * 400}"]
 
@@ -270,7 +270,7 @@ def test_limits_say_what_is_wanted(work, capsys):
     assert "--lr: inf: wanted a finite number" in refused(capsys, "--lr", "inf")
     assert "--rounds: 0: wanted at least 1" in refused(capsys, "--rounds", "0")
     assert "--rounds: invalid int value: 'x'" in refused(capsys, "--rounds", "x")
-    assert "--arm: invalid choice: 'x' (choose from" in refused(capsys, "--arm", "x")
+    assert "--method: invalid choice: 'x' (choose from" in refused(capsys, "--method", "x")
 
 
 def parsed(*argv):
@@ -280,7 +280,7 @@ def parsed(*argv):
 def test_every_flag_takes_several_values():
     words = "--alpha 0.1 0.2 --base fedavg scaffold --seed 1 2 --clients 5 6 5"
     configs, swept = parsed(*words.split(), "--pull", "inf", "1")
-    assert swept == ["alpha", "clients", "base", "seed", "arm", "pull"]
+    assert swept == ["alpha", "clients", "base", "seed", "method", "pull"]
     assert len(configs) == 2**6 == len({repr(config) for config in configs})
     assert {config.clients for config in configs} == {5, 6}
     assert {config.pull for config in configs} == {1.0, float("inf")}
@@ -306,7 +306,7 @@ def test_switches_that_are_not_swept():
 
 def test_a_preset_is_a_command_line_and_flags_beside_it_win(capsys):
     configs, swept = parsed("--preset", "two")
-    assert [(c.alpha, c.pull, c.arm) for c in configs] == [(0.5, 0.25, "a"), (5.0, 0.25, "a")]
+    assert [(c.alpha, c.pull, c.method) for c in configs] == [(0.5, 0.25, "a"), (5.0, 0.25, "a")]
     assert swept == ["alpha"]
     configs, swept = parsed("--alpha", "3", "--preset", "two", "--pull", "1", "--no-warm")
     assert [(c.alpha, c.pull, c.warm) for c in configs] == [(3.0, 1.0, False)] and not swept
@@ -326,7 +326,7 @@ def test_help_shows_defaults_and_fits(capsys, monkeypatch):
     text = capsys.readouterr().out
     assert stop.value.code == 0 and max(map(len, text.splitlines())) <= 100
     assert "--base" in text and all(base in text for base in common.BASES)
-    assert "(default: 0.01)" in text and "--arm" in text and "two" not in text.partition("\n")[0]
+    assert "(default: 0.01)" in text and "--method" in text and "two" not in text.partition("\n")[0]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -348,8 +348,8 @@ def test_presets_of_the_scripts_parse_and_can_be_typed(name, capsys):
 
 
 def a_run(folder, arm="a", trial=0, federate=federate, **flags) -> experiment.Run:
-    config = Config(arm=arm, device="cpu", dataset="tiny.npz", **flags)
-    script = experiment.Script(federate, ("arm",), after=replayed, folder=Path(folder))
+    config = Config(method=arm, device="cpu", dataset="tiny.npz", **flags)
+    script = experiment.Script(federate, ("method",), after=replayed, folder=Path(folder))
     return script.run(config, trial)
 
 
@@ -425,7 +425,7 @@ def test_a_federation_is_built_once_a_run(work, monkeypatch):
     build = Config.federation
 
     def counted(config, data, streams):
-        built.append((config.arm, streams.seed_and_trial))
+        built.append((config.method, streams.seed_and_trial))
         return build(config, data, streams)
 
     monkeypatch.setattr(Config, "federation", counted)
@@ -577,11 +577,11 @@ def test_results_of_a_command(work, capsys):
     assert summary["command"] == "test_experiment --dataset=tiny.npz --device=cpu --jobs=1 " + (
         "--out=r --eval-every=3"
     )
-    assert summary["ranks"] == 1 and summary["config"]["arm"] == "a"
+    assert summary["ranks"] == 1 and summary["config"]["method"] == "a"
     drawn = {"differences.png", "accuracy.png", "partition.png"}
     written = {str(path) for path in Path("r").glob("*.*")}
     assert {f"r/{name}" for name in drawn | {"table.csv", "partition.csv"}} <= written
-    assert json.loads(Path("r/config.json").read_text())["arm"] == ["a", "b"]
+    assert json.loads(Path("r/config.json").read_text())["method"] == ["a", "b"]
     assert len(checkpoints("r")) == 4
     assert "tiny.npz, 2 trials, accuracy in %" in printed
     assert "a - b, final: +0.00 [+0.00, +0.00] p 1\n" in printed and "results: r\n" in printed
@@ -614,9 +614,9 @@ def test_two_arms_of_one_name_are_refused(work, capsys):
 
 
 def test_an_arm_that_reads_another_ones_rows_comes_last(work, capsys):
-    start("--out=r", "--arm", "late", "a")
+    start("--out=r", "--method", "late", "a")
     assert [r["method"] for r in table("r")[::8]] == ["late", "a"]
-    line = refused(capsys, "--out=s", "--arm", "late", "b")
+    line = refused(capsys, "--out=s", "--method", "late", "b")
     assert "late trial 1 needs a trial 1: add its arm" in line and not Path("s").exists()
 
 
@@ -642,7 +642,7 @@ def test_a_changed_default_keeps_what_is_known_of_a_flag():
 
 def test_order_tests_and_jobs_change_no_bit(work):
     start("--out=one")
-    start("--out=order", "--arm", "b", "a", "--eval-every=3")
+    start("--out=order", "--method", "b", "a", "--eval-every=3")
     for arm in "ab":
         for trial in (0, 1):
             states = []
@@ -670,28 +670,28 @@ def test_scripts_draw_and_find_the_states(work):
 
 
 def test_each_command_has_a_folder_of_its_own(work, capsys):
-    start("--arm=a")
-    start("--arm=b")
+    start("--method=a")
+    start("--method=b")
     top = work / "runs" / "test_experiment"
     assert {path.name for path in top.iterdir()} == {"001", "002"}
     before = files(top / "001")
     capsys.readouterr()
-    start("--arm=b", "--trials=3", "--resume")
+    start("--method=b", "--trials=3", "--resume")
     assert "--resume: in runs/test_experiment/002" in capsys.readouterr().err
     assert len(table(top / "002")) == 12 and files(top / "001") == before
     (top / "notes").mkdir()
-    start("--arm=a")
+    start("--method=a")
     assert len(table(top / "003")) == 8
     (top / "003").rename(top / "999")
-    start("--arm=a")
-    start("--arm=a", "--trials=3", "--resume")
+    start("--method=a")
+    start("--method=a", "--trials=3", "--resume")
     assert len(table(top / "1000")) == 12
 
 
 def test_results_are_not_deleted_unasked(work, capsys):
     start("--out=r")
     before = files("r")
-    for more in (["--rounds=2"], ["--arm=a"], []):
+    for more in (["--rounds=2"], ["--method=a"], []):
         assert "r: holds results; --resume goes on" in refused(capsys, "--out=r", *more)
     line = refused(capsys, "--out=r", "--rounds=2", "--resume")
     assert "rounds 4, not 2" in line
@@ -701,10 +701,10 @@ def test_results_are_not_deleted_unasked(work, capsys):
 def test_a_resumed_sweep_leaves_no_figure_of_the_one_before(work, monkeypatch):
     """Two arms have a difference, one has none."""
     monkeypatch.setattr(report, "plot", lambda df, path, **options: path.write_bytes(b"png"))
-    start("--out=r", "--arm", "a", "b")
+    start("--out=r", "--method", "a", "b")
     (work / "r" / "mine.png").write_text("mine")
     assert (work / "r" / "differences.png").exists()
-    start("--out=r", "--arm=a", "--resume")
+    start("--out=r", "--method=a", "--resume")
     assert not (work / "r" / "differences.png").exists()
     assert (work / "r" / "accuracy.png").exists() and (work / "r" / "mine.png").exists()
 
@@ -771,12 +771,14 @@ def test_two_commands_in_one_folder(work, capsys):
 
 @pytest.mark.parametrize("text", ["", "{", "\0"])
 def test_a_damaged_config_is_one_line(text, work, capsys):
-    start("--out=r", "--arm=a", "--trials=1")
+    start("--out=r", "--method=a", "--trials=1")
     (work / "r" / "config.json").write_text(text)
-    assert "config.json: damaged" in refused(capsys, "--out=r", "--arm=a", "--trials=1", "--resume")
+    assert "config.json: damaged" in refused(
+        capsys, "--out=r", "--method=a", "--trials=1", "--resume"
+    )
     (work / "r" / "config.json").unlink()
     before = content("r")
-    start("--out=r", "--arm=a", "--trials=1", "--resume")
+    start("--out=r", "--method=a", "--trials=1", "--resume")
     assert content("r") == before and len(table("r")) == 4
 
 
@@ -797,13 +799,13 @@ def test_a_file_where_a_folder_belongs_and_the_other_way_round(name, work, capsy
 
 
 def test_what_was_trained_on_other_data_is_not_resumed(work, capsys):
-    start("--out=r", "--arm=a")
+    start("--out=r", "--method=a")
     arrays = dict(np.load("tiny.npz"))
     for name, array in arrays.items():
         write_data(**{name: array[::-1].copy()})
-        assert "another run's (data " in refused(capsys, "--out=r", "--arm=a", "--resume")
+        assert "another run's (data " in refused(capsys, "--out=r", "--method=a", "--resume")
     write_data()
-    start("--out=r", "--arm", "a", "b", "--resume")
+    start("--out=r", "--method", "a", "b", "--resume")
 
 
 def test_other_clients_are_other_data(work, capsys):
@@ -829,7 +831,7 @@ def test_an_edited_file_of_the_users_is_not_resumed(work, capsys):
 @pytest.mark.parametrize("jobs", ["--jobs=1", "--jobs=2"])
 def test_a_run_that_diverges_leaves_an_empty_cell(work, capsys, jobs):
     drawn = []
-    flags = ["--out=r", "--arm", "nan", "a", jobs]
+    flags = ["--out=r", "--method", "nan", "a", jobs]
     hooks = {"plot": lambda df, folder: drawn.append(df)}
     if jobs == "--jobs=2":
         hooks = {}  # a lambda cannot be sent to another process
@@ -891,7 +893,7 @@ def test_signals_are_restored(work):
     before = signal.signal(signal.SIGTERM, mine)
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        start("--out=r", "--arm=a", "--trials=1")
+        start("--out=r", "--method=a", "--trials=1")
         assert signal.getsignal(signal.SIGTERM) is mine
         assert signal.getsignal(signal.SIGINT) is interrupt
     finally:
@@ -1004,7 +1006,7 @@ def test_resume_where_no_run_was(work, capsys):
 def test_threads_are_each_arms_own(work, monkeypatch):
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    start("--arm=a", "--threads", "2", "3", "--trials=1", "--out=r")
+    start("--method=a", "--threads", "2", "3", "--trials=1", "--out=r")
     assert chosen[-2:] == [2, 3]
 
 

@@ -135,20 +135,20 @@ COMMON = {
 }
 SCRIPT_CASES = {
     "group means": {
-        "arm": "fedac",
+        "method": "fedac",
         "base": "fedprox",
         "mu": 0.3,
         "reduction": "group",
         "augment": "crop-flip-rotate",
         "trials": 2,
     },
-    "moon": {"arm": "fedac", "base": "moon", "mu": 2.0, "augment": "crop-flip"},
-    "base": {"arm": "base", "base": "moon", "mu": 2.0, "augment": "crop-flip-rotate"},
-    "solo": {"arm": "fedac", "base": "solo", "solo_epochs": 7, "clients_per_round": 6},
+    "moon": {"method": "fedac", "base": "moon", "mu": 2.0, "augment": "crop-flip"},
+    "base": {"method": "base", "base": "moon", "mu": 2.0, "augment": "crop-flip-rotate"},
+    "solo": {"method": "fedac", "base": "solo", "solo_epochs": 7, "clients_per_round": 6},
 }
 STUDY_CASES = {
     "pooled": {
-        "arm": "fedac",
+        "method": "fedac",
         "base": "fedprox",
         "mu": 0.3,
         "features": "pooled",
@@ -158,17 +158,17 @@ STUDY_CASES = {
         "trials": 2,
     },
     "encoder": {
-        "arm": "fedac",
+        "method": "fedac",
         "features": "encoder",
         "warmup": 2,
         "scope": "class",
         "projection": True,
     },
-    "random groups": {"arm": "random-groups", "projection": True, "augment": "crop-flip"},
-    "random by class": {"arm": "random-classes", "base": "fedprox", "mu": 0.3, "w_small": 0.0},
-    "base": {"arm": "base", "base": "moon", "mu": 2.0, "features": "pooled"},
+    "random groups": {"method": "random-groups", "projection": True, "augment": "crop-flip"},
+    "random by class": {"method": "random-classes", "base": "fedprox", "mu": 0.3, "w_small": 0.0},
+    "base": {"method": "base", "base": "moon", "mu": 2.0, "features": "pooled"},
     "solo": {
-        "arm": "fedac",
+        "method": "fedac",
         "base": "solo",
         "solo_epochs": 7,
         "clients_per_round": 6,
@@ -188,7 +188,7 @@ def test_the_script_equals_the_loops(case, arrays, path, tmp_path, monkeypatch):
     states = load_states(tmp_path)
     compare_with_loops(arrays, flags, rows, states, study=False)
     if flags["trials"] == 1:
-        check_figure(drawn["tsne.png"], states["", flags["arm"], 0]["hidden"])
+        check_figure(drawn["tsne.png"], states["", flags["method"], 0]["hidden"])
 
 
 @pytest.mark.parametrize("case", STUDY_CASES)
@@ -204,7 +204,7 @@ def compare_with_loops(arrays, flags, rows, states, study):
     for trial in range(flags["trials"]):
         loops = Loops(arrays, flags, trial, study)
         theta = loops.whole_run()
-        state = states["", flags["arm"], trial]
+        state = states["", flags["method"], trial]
         got = state["theta"]
         if flags["base"] == "solo":
             got = torch.stack([state["base"]["nets"][m] for m in range(6)])
@@ -576,9 +576,9 @@ def test_the_script_trains_what_the_study_trains(tmp_path, default_run, quick):
 
 def test_clusters_are_those_of_the_flipped_labels(tmp_path, quick):
     """Two shares of wrong labels in one folder, each as in a folder of its own."""
-    both, _ = quick(tmp_path / "both", "--flip", "0", "0.4", "--arm", "fedac")
+    both, _ = quick(tmp_path / "both", "--flip", "0", "0.4", "--method", "fedac")
     for flip in ("0", "0.4"):
-        alone, _ = quick(tmp_path / flip, "--flip", flip, "--arm", "fedac")
+        alone, _ = quick(tmp_path / flip, "--flip", flip, "--method", "fedac")
         beside = [row for row in both if row["setting"] == f"flip={float(flip)}"]
         assert [row["clusters"] for row in beside] == [row["clusters"] for row in alone]
         assert [row["accuracy"] for row in beside] == [row["accuracy"] for row in alone]
@@ -594,7 +594,7 @@ def test_the_control_by_class_keeps_what_random_groups_change(default_run):
 
 
 def test_both_controls_are_one_where_thresholds_are_by_class(tmp_path, quick):
-    arms = ["--arm", "random-groups", "random-classes"]
+    arms = ["--method", "random-groups", "random-classes"]
     _, nets = quick(tmp_path / "run", "--scope", "class", "--rounds", "1", *arms)
     assert torch.equal(nets["random-groups"], nets["random-classes"])
 
@@ -606,7 +606,9 @@ def test_equal_weights_are_the_base_bit_for_bit_but_not_of_group_means(
     _, nets = quick(tmp_path / "sums", "--w-small", "1")
     assert len(nets) == 4
     assert all(torch.equal(theta, base) for theta in nets.values())
-    _, nets = quick(tmp_path / "means", "--w-small", "1", "--arm", "fedac", "--reduction", "group")
+    _, nets = quick(
+        tmp_path / "means", "--w-small", "1", "--method", "fedac", "--reduction", "group"
+    )
     assert not torch.equal(nets["fedac"], base)
 
 
@@ -630,7 +632,7 @@ def test_sweeps_train_the_base_once_and_show_it_in_every_setting(tmp_path, path,
 @pytest.mark.parametrize(("arm", "base"), [("base", "fedavg"), ("fedac", "solo")])
 def test_what_an_arm_does_not_read_changes_nothing(arm, base, features, quick, tmp_path):
     """The flags that the study leaves out of an arm's identity."""
-    flags = {"arm": arm, "base": base, "features": features, "solo_epochs": 4}
+    flags = {"method": arm, "base": base, "features": features, "solo_epochs": 4}
     changed = {"epochs": 2, "warmup": 2, "solo_epochs": 9, "w_small": 0.1, "reduction": "group"}
     read = controls.Config(**flags).results_depend_on()
     unread = {name: value for name, value in changed.items() if name not in read}
@@ -643,10 +645,10 @@ def test_what_an_arm_does_not_read_changes_nothing(arm, base, features, quick, t
 def test_the_scripts_base_reads_nothing_of_the_curriculum(quick, tmp_path):
     changed = {"rho": 0.1, "art_alpha": 3.0, "art_beta": 0.5, "quantile": 0.1, "w_small": 0.1}
     changed |= {"reduction": "group", "solo_epochs": 9}
-    read = fedac_art.Config(arm="base").results_depend_on()
+    read = fedac_art.Config(method="base").results_depend_on()
     assert not set(changed) & set(read)
-    _, first = quick(tmp_path / "first", "--arm", "base", script=fedac_art)
-    _, second = quick(tmp_path / "second", *words({"arm": "base"} | changed), script=fedac_art)
+    _, first = quick(tmp_path / "first", "--method", "base", script=fedac_art)
+    _, second = quick(tmp_path / "second", *words({"method": "base"} | changed), script=fedac_art)
     assert torch.equal(first["base"], second["base"])
 
 
@@ -656,7 +658,7 @@ def test_the_scripts_base_reads_nothing_of_the_curriculum(quick, tmp_path):
 def test_moon_equals_fedavg_in_its_first_round_only(tmp_path, quick):
     nets = {}
     for rounds in ("1", "2"):
-        flags = ["--arm", "fedac", "--rounds", rounds]
+        flags = ["--method", "fedac", "--rounds", rounds]
         for base in ("moon", "fedavg"):
             folder = tmp_path / (base + rounds)
             run = quick(folder, *flags, "--base", base, "--projection", script=fedac_art)
@@ -666,7 +668,7 @@ def test_moon_equals_fedavg_in_its_first_round_only(tmp_path, quick):
 
 
 def test_fedprox_pulls_and_mu_0_is_fedavg(tmp_path, default_run, quick):
-    flags = ["--base", "fedprox", "--w-small", "0", "--arm", "fedac"]
+    flags = ["--base", "fedprox", "--w-small", "0", "--method", "fedac"]
     _, far = quick(tmp_path / "far", *flags, "--mu", "1", script=fedac_art)
     _, zero = quick(tmp_path / "zero", *flags, "--mu", "0", script=fedac_art)
     assert torch.equal(zero["fedac"], default_run[1]["fedac"])
@@ -678,7 +680,7 @@ def test_solo_trains_its_hundred_epochs_and_sends_nothing(tmp_path, quick):
         config = fedac_art.Config(base="solo", rounds=rounds, epochs=10)
         assert sum(fedac_art.local_epochs(config, t) for t in range(rounds)) == 100
     assert fedac_art.local_epochs(fedac_art.Config(base="moon", epochs=7), 3) == 7
-    flags = ["--base", "solo", "--solo-epochs", "3", "--arm", "base"]
+    flags = ["--base", "solo", "--solo-epochs", "3", "--method", "base"]
     rows, _ = quick(tmp_path / "run", *flags, script=fedac_art)
     n = sum(NATURAL)
     assert [int(row["samples"]) for row in rows] == [n, 3 * n]
@@ -813,7 +815,7 @@ def test_somebodys_own_net_is_encoder_and_net(tmp_path, quick):
     """FedAvg by hand is the encoder; Fig. 6 shows the logits of three clients' nets."""
     (tmp_path / "mine.py").write_text(OWN_NET)
     flags = ["--model", f"{tmp_path}/mine.py:Net", "--features", "encoder", "--warmup", "1"]
-    rows, nets = quick(tmp_path / "run", *flags, "--rho", "0.5", "--arm", "fedac", "base")
+    rows, nets = quick(tmp_path / "run", *flags, "--rho", "0.5", "--method", "fedac", "base")
     assert not torch.equal(nets["fedac"], nets["base"])
     assert len({row["clusters"] for row in rows if row["round"] == "1"}) == 1
     for state in load_states(tmp_path / "run").values():
@@ -868,7 +870,15 @@ def test_flipped_labels_are_wrong_and_as_many_as_asked():
 
 
 def test_resume_gives_the_same_rows_and_weights(tmp_path, monkeypatch, quick):
-    flags = ["--arm", "fedac", "random-classes", "--base", "moon", "--augment", "crop-flip-rotate"]
+    flags = [
+        "--method",
+        "fedac",
+        "random-classes",
+        "--base",
+        "moon",
+        "--augment",
+        "crop-flip-rotate",
+    ]
     whole, nets = quick(tmp_path / "whole", *flags)
     record = experiment.Run.record
 
@@ -887,7 +897,7 @@ def test_resume_gives_the_same_rows_and_weights(tmp_path, monkeypatch, quick):
 
 
 def test_jobs_change_no_bit(tmp_path, default_run, quick):
-    flags = ["--w-small", "0", "--jobs", "2", "--arm", "random-classes", "fedac"]
+    flags = ["--w-small", "0", "--jobs", "2", "--method", "random-classes", "fedac"]
     rows, nets = quick(tmp_path / "run", *flags)
     wanted = []
     for arm in ("random-classes", "fedac"):
@@ -920,7 +930,7 @@ def refuse(script, flags, capsys) -> str:
         "--base solo --clients-per-round 5",
         "--dataset shakespeare",
         "--model lstm",
-        "--arm random",
+        "--method random",
         "--reduction mean",
     ],
 )
@@ -986,17 +996,17 @@ def test_presets_sweep_what_the_paper_compares():
     paper = fedac_art
     assert values(paper, "table2", "base") == ["solo", "fedavg", "fedprox", "moon"]
     assert values(paper, "table2", "projection") == [True]
-    assert values(paper, "table2", "arm") == ["fedac", "base"]
+    assert values(paper, "table2", "method") == ["fedac", "base"]
     for name in ("table2", "table3-moon-cifar100", "fig5"):
         assert values(paper, name, "alpha") == [0.3, 0.5]
     assert values(paper, "table3", "base") == ["solo", "fedprox", "moon"]
-    assert values(paper, "fig2", "arm") == ["base"]
+    assert values(paper, "fig2", "method") == ["base"]
     assert values(paper, "batch", "batch_size") == [64, 128]
     assert values(paper, "fig5", "dataset") == ["cifar10", "cifar100"]
     assert values(paper, "small", "w_small") == [1, 0.5, 0]
     assert values(paper, "large", "w_large") == [0.5, 0]
     assert values(paper, "reduction", "reduction") == ["sample", "group"]
-    assert values(controls, "table3", "arm") == list(controls.ARMS)
+    assert values(controls, "table3", "method") == list(controls.ARMS)
     assert values(controls, "d4", "flip") == [0, 0.2]
     assert values(controls, "d4", "features") == ["pixels", "encoder"]
 
@@ -1022,7 +1032,7 @@ def test_one_class_two_test_images_and_tiny_clients(tmp_path):
     y = np.zeros(24, dtype=int)
     np.savez(tmp_path / "one.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
     few = {"dataset": tmp_path / "one.npz", "clients_per_round": 2, "min_size": 1, "flip": 0.5}
-    few["arm"] = "fedac"
+    few["method"] = "fedac"
     rows = launch(controls, tmp_path / "run", *words(QUICK | few))
     assert {row["noisy_large"] for row in rows if row["round"] == "1"} == {"0.0"}
     assert {row["silhouette"] for row in rows} == {""}

@@ -49,15 +49,15 @@ def parse(*flags) -> list:
 # -------------------------------------------------------------------------- whole runs, literally
 
 CASES = {
-    "fedavg": "--arm base",
-    "fedavg+cl": "--arm cl",
-    "fedprox+cl": "--arm cl --base fedprox --fgn per_sample --detect-samples 4 --delta 0.2",
-    "vrlsgd+cl": "--arm cl --base vrlsgd --clients-per-round 3 --fgn per_sample",
-    "fednova+cl-fim": "--arm cl --base fednova --detector fim --detect-samples 4 --rounds 4",
-    "fedavg+cl-fim": "--arm cl --detector fim --fgn per_sample --rounds 3",
-    "fedadagrad+random": "--arm random --base fedadagrad --p-double 0.6 --server-lr 0.02",
-    "fedyogi+cl": "--arm cl --base fedyogi --server-lr 0.03 --lr-decay 1",
-    "fedadam+random": "--arm random --base fedadam --p-double 0.3 --p-halve 0.6 --rounds 6",
+    "fedavg": "--method base",
+    "fedavg+cl": "--method cl",
+    "fedprox+cl": "--method cl --base fedprox --fgn per_sample --detect-samples 4 --delta 0.2",
+    "vrlsgd+cl": "--method cl --base vrlsgd --clients-per-round 3 --fgn per_sample",
+    "fednova+cl-fim": "--method cl --base fednova --detector fim --detect-samples 4 --rounds 4",
+    "fedavg+cl-fim": "--method cl --detector fim --fgn per_sample --rounds 3",
+    "fedadagrad+random": "--method random --base fedadagrad --p-double 0.6 --server-lr 0.02",
+    "fedyogi+cl": "--method cl --base fedyogi --server-lr 0.03 --lr-decay 1",
+    "fedadam+random": "--method random --base fedadam --p-double 0.3 --p-halve 0.6 --rounds 6",
 }
 
 
@@ -91,7 +91,7 @@ def test_pinned_size_is_the_base_bit_for_bit(tmp_path, data, base, quiet, monkey
 def test_what_a_detector_reads_is_drawn_anew_in_each_round(tmp_path, data, quiet):
     """Where eta is so small that the net stands still, and all take part, it alone moves FGN."""
     still = ["--dataset", data, "--lr", "1e-9", "--lr-decay", "1", "--clients-per-round", "6"]
-    still += ["--arm", "base", "--rounds", "4", "--fgn", "per_sample"]
+    still += ["--method", "base", "--rounds", "4", "--fgn", "per_sample"]
     part = launch(tmp_path / "part", *still, "--detect-samples", "3")
     whole = launch(tmp_path / "whole", *still)
     assert len({f"{float(row['fgn']):.4g}" for row in part}) == 4
@@ -100,7 +100,7 @@ def test_what_a_detector_reads_is_drawn_anew_in_each_round(tmp_path, data, quiet
 
 def test_random_sizes_are_drawn_anew_in_each_round(tmp_path, data, quiet):
     """One draw for all rounds would only ever double, or only halve."""
-    flags = ["--arm", "random", "--p-double", "0.5", "--p-halve", "0.5", "--rounds", "12"]
+    flags = ["--method", "random", "--p-double", "0.5", "--p-halve", "0.5", "--rounds", "12"]
     sizes = [int(row["clients"]) for row in launch(tmp_path, "--dataset", data, *flags)]
     changes = np.sign(np.diff(sizes))
     assert 1 in changes
@@ -172,7 +172,7 @@ def test_infinite_delta_ends_at_the_floor():
 
 
 def test_random_sizes_follow_their_probabilities():
-    config = fgn.Config(arm="random", p_double=0.2, p_halve=0.3)
+    config = fgn.Config(method="random", p_double=0.2, p_halve=0.3)
     draws = np.random.default_rng(0).random(20000)
     sizes = [fgn.random_size(config, 16, u) for u in draws]
     shares = [round(sizes.count(n) / 20000, 1) for n in (32, 8, 16)]
@@ -190,7 +190,7 @@ def identities(folder) -> list[dict]:
 
 
 def test_arms_that_do_not_read_a_flag_are_trained_once(tmp_path, data, quiet):
-    flags = ["--dataset", data, "--delta", "0.01", "0.3", "--arm", "cl", "base", "random"]
+    flags = ["--dataset", data, "--delta", "0.01", "0.3", "--method", "cl", "base", "random"]
     rows = launch(tmp_path, *flags)
     assert len(rows) == 2 * 3 * 5
     found = {(saved["method"], saved.get("delta")) for saved in identities(tmp_path)}
@@ -228,7 +228,7 @@ def test_an_arm_is_told_apart_by_the_flags_that_it_reads(arm, unread):
     own = {*fgn.Config.__annotations__} - {"rounds"}  # no round depends on how many follow
 
     def flags(**changes):
-        config = fgn.Config(arm=arm, **changes)
+        config = fgn.Config(method=arm, **changes)
         return own - config.results_depend_on().keys()
 
     assert flags(fgn="per_sample") == unread
@@ -243,10 +243,10 @@ def test_names_tell_what_decides():
     def name(**flags):
         return fgn.name(fgn.Config(**flags))
 
-    assert name(arm="cl") == "fedavg+cl"
-    assert name(arm="cl", detector="fim") == "fedavg+cl-fim"
-    assert name(arm="base", detector="fim", base="fednova") == "fednova"
-    assert name(arm="random", detector="fim") == "fedavg+random"
+    assert name(method="cl") == "fedavg+cl"
+    assert name(method="cl", detector="fim") == "fedavg+cl-fim"
+    assert name(method="base", detector="fim", base="fednova") == "fednova"
+    assert name(method="random", detector="fim") == "fedavg+random"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_wrong_flags_give_one_line_and_2(tmp_path, flags, word, capsys):
 
 
 def test_delta_may_be_infinite():
-    [config] = parse("--arm", "cl", "--delta", "inf")
+    [config] = parse("--method", "cl", "--delta", "inf")
     assert config.delta == math.inf
 
 
@@ -292,8 +292,8 @@ def assert_same_results(folder, other, *methods):
 
 def test_jobs_and_the_order_of_arms_do_not_change_a_bit(tmp_path, data, quiet):
     flags = ["--dataset", data, "--rounds", "3"]
-    launch(tmp_path / "one", *flags, "--arm", "cl", "random")
-    launch(tmp_path / "two", *flags, "--arm", "random", "cl", "--jobs", "2")
+    launch(tmp_path / "one", *flags, "--method", "cl", "random")
+    launch(tmp_path / "two", *flags, "--method", "random", "cl", "--jobs", "2")
     one, two = (read(tmp_path / name) for name in ("one", "two"))
     for method in ("fedavg+cl", "fedavg+random"):
         for row, other in zip(of(one, method), of(two, method), strict=True):
@@ -302,7 +302,7 @@ def test_jobs_and_the_order_of_arms_do_not_change_a_bit(tmp_path, data, quiet):
 
 def test_a_killed_run_resumes_to_the_same_result(tmp_path, data, quiet):
     flags = [*FLAGS, "--dataset", data, "--rounds", "40", "--base", "fedyogi"]
-    flags += ["--arm", "cl", "random", "--detector", "fim", "--detect-samples", "3"]
+    flags += ["--method", "cl", "random", "--detector", "fim", "--detect-samples", "3"]
     killed = tmp_path / "killed"
     command = [sys.executable, fgn.__file__, *flags, "--out", str(killed)]
     nowhere = subprocess.DEVNULL
@@ -456,7 +456,7 @@ SWEEPS = [
     ("fig47", "p_double", [0.1, 0.3, 0.5, 0.7]),
     ("fig47", "p_halve", [0.3]),
     ("fig48", "p_halve", [0.1, 0.3, 0.5, 0.7]),
-    ("fig48", "arm", ["base", "cl", "random"]),
+    ("fig48", "method", ["base", "cl", "random"]),
     ("fig50", "model", ["resnet18"]),
     ("fig52", "base", sorted({*fgn.PAPER_BASES} - {"fedavg"})),
 ]
@@ -472,7 +472,7 @@ def test_an_lstm_learns_the_next_characters_of_speaking_roles(tmp_path, real_dat
     """A few rounds bring the loss far below that of guessing among 80 characters."""
     flags = (
         "--dataset shakespeare --model lstm --partition natural --width 16 --clients 20 "
-        "--clients-per-round 4 --rounds 3 --lr 0.5 --min-size 20 --arm base --epochs 1 "
+        "--clients-per-round 4 --rounds 3 --lr 0.5 --min-size 20 --method base --epochs 1 "
         "--batch-size 16 --dtype float32 --momentum 0.9 --weight-decay 1e-5 --lr-decay 0.99"
     )
     rows = launch(tmp_path, "--data-dir", str(real_data), *flags.split())

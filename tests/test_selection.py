@@ -41,20 +41,20 @@ def parse(*flags) -> list:
 
 
 def federate(data, *flags) -> common.Federation:
-    [config] = parse(*FLAGS, "--budget", "0", "--dataset", data, "--arm", "base", *flags)
+    [config] = parse(*FLAGS, "--budget", "0", "--dataset", data, "--method", "base", *flags)
     return common.Federation(config, load_data(data), common.Streams(1, 0))
 
 
 # -------------------------------------------------------------------------- whole runs, literally
 
 CASES = {
-    "fedyogi size n=4": "--arm base --base fedyogi --select size --n 4 --server-lr 0.03",
-    "fedadam+constant": "--arm constant --base fedadam --clients-per-round 3",
-    "vrlsgd+constant size": "--arm constant --base vrlsgd --select size --rounds 4",
-    "fedprox+longer n=3": "--arm longer --base fedprox --n 3 --budget 13 --select size",
-    "fedavg+cl size": "--arm cl --select size --budget 17 --rounds 30",
-    "fednova+cl": "--arm cl --base fednova --no-fgn-lr --lr-decay 0.5 --delta 0.01",
-    "fedavg+constant-fim": "--arm constant --detector fim --budget 15 --rounds 30 "
+    "fedyogi size n=4": "--method base --base fedyogi --select size --n 4 --server-lr 0.03",
+    "fedadam+constant": "--method constant --base fedadam --clients-per-round 3",
+    "vrlsgd+constant size": "--method constant --base vrlsgd --select size --rounds 4",
+    "fedprox+longer n=3": "--method longer --base fedprox --n 3 --budget 13 --select size",
+    "fedavg+cl size": "--method cl --select size --budget 17 --rounds 30",
+    "fednova+cl": "--method cl --base fednova --no-fgn-lr --lr-decay 0.5 --delta 0.01",
+    "fedavg+constant-fim": "--method constant --detector fim --budget 15 --rounds 30 "
     "--detect-samples 2",
 }
 
@@ -64,7 +64,7 @@ def test_a_whole_run_equals_loops(tmp_path, data, method):
     flags = ["--budget", "0", "--dataset", data, *CASES[method].split()]
     with_cl = list(flags)
     if "constant" in method:
-        with_cl.insert(with_cl.index("--arm") + 1, "cl")
+        with_cl.insert(with_cl.index("--method") + 1, "cl")
     rows = of(launch(tmp_path, *with_cl), method)
     loops = StudyLoops([*FLAGS, *flags])
     assert_same_rows(rows, loops.rows)
@@ -344,7 +344,7 @@ def test_rules_of_other_papers_train(tmp_path, data, rule, monkeypatch):
     """Who scores receives a net, and sends one number."""
     monkeypatch.setattr(rules, "WARM_UP", 3)
     monkeypatch.setattr(rules, "RANK", 2)
-    rows = launch(tmp_path, "--dataset", data, "--arm", "base", "--select", rule)
+    rows = launch(tmp_path, "--dataset", data, "--method", "base", "--select", rule)
     state = load_state(tmp_path, f"fedavg {rule}")
     P = len(state["theta"])
     rounds = np.arange(5) + 1
@@ -363,7 +363,7 @@ def test_rules_of_other_papers_train(tmp_path, data, rule, monkeypatch):
 def test_a_stopped_run_remembers_its_turns(tmp_path, data, rule, monkeypatch, capsys):
     monkeypatch.setattr(rules, "WARM_UP", 4)
     monkeypatch.setattr(rules, "RANK", 2)
-    flags = ["--dataset", data, "--arm", "base", "--select", rule, "--rounds", "30"]
+    flags = ["--dataset", data, "--method", "base", "--select", rule, "--rounds", "30"]
     flags += ["--budget", "16"]
     whole = launch(tmp_path / "whole", *flags)
     record = experiment.Run.record
@@ -415,7 +415,7 @@ def write_rule(path, expression: str) -> str:
 def test_an_own_rule_that_is_wrong_is_one_line(tmp_path, data, name, capsys):
     word = write_rule(tmp_path / "own.py", OWN_RULES[name])
     with pytest.raises(SystemExit) as stop:
-        launch(tmp_path / "run", "--dataset", data, "--arm", "base", "--select", word)
+        launch(tmp_path / "run", "--dataset", data, "--method", "base", "--select", word)
     *_, line = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
     assert line.startswith(f"error: --select {word}: ")
@@ -429,7 +429,7 @@ class OwnLoops(StudyLoops):
 def test_an_own_rule_may_give_lists_in_any_order(tmp_path, data):
     """Clients 4 and 1: their weights follow them."""
     word = write_rule(tmp_path / "own.py", "Draw([4, 1], [3, 1])")
-    flags = ["--budget", "0", "--dataset", data, "--arm", "base", "--rounds", "2"]
+    flags = ["--budget", "0", "--dataset", data, "--method", "base", "--rounds", "2"]
     rows = launch(tmp_path / "run", *flags, "--select", word)
     assert {row["method"] for row in rows} == {"fedavg mine"}
     theta = load_state(tmp_path / "run", "fedavg mine")["theta"]
@@ -451,7 +451,7 @@ def test_two_rules_of_one_name_are_refused(tmp_path, data, capsys):
     one = write_rule(tmp_path / "one.py", "Draw([0, 1], [1, 1])")
     other = write_rule(tmp_path / "other.py", "Draw([2, 3], [1, 1])")
     with pytest.raises(SystemExit) as stop:
-        launch(tmp_path / "r", "--dataset", data, "--arm", "base", "--select", one, other)
+        launch(tmp_path / "r", "--dataset", data, "--method", "base", "--select", one, other)
     assert stop.value.code == 2
     assert "would both be called fedavg mine" in capsys.readouterr().err
 
@@ -461,7 +461,7 @@ def test_two_rules_of_one_name_are_refused(tmp_path, data, capsys):
 
 def test_every_arm_ends_when_the_budget_is_spent(tmp_path, data):
     flags = ["--dataset", data, "--budget", "15", "--rounds", "20", "--lr-decay", "0.5"]
-    flags += ["--eval-every", "50", "--arm", "cl", "base", "longer", "constant"]
+    flags += ["--eval-every", "50", "--method", "cl", "base", "longer", "constant"]
     rows = launch(tmp_path, *flags, "--n", "0", "3", "--select", "uniform", "size")
     ends = {row["method"]: row for row in rows}
     assert len(ends) == 2 + 4 + 2 + 2
@@ -485,7 +485,7 @@ def test_every_arm_ends_when_the_budget_is_spent(tmp_path, data):
 
 
 def test_a_spent_budget_has_nothing_left_to_resume(tmp_path, data):
-    flags = ["--dataset", data, "--budget", "6", "--rounds", "9", "--arm", "cl", "constant"]
+    flags = ["--dataset", data, "--budget", "6", "--rounds", "9", "--method", "cl", "constant"]
     before = launch(tmp_path, *flags)
     assert launch(tmp_path, *flags, "--resume") == before
 
@@ -499,7 +499,7 @@ def test_uploads_are_spread_evenly(total, rounds):
 
 
 def test_as_many_clients_as_the_base_are_the_base(tmp_path, data):
-    flags = ["--dataset", data, "--arm", "base", "cl", "longer", "--select", "uniform", "size"]
+    flags = ["--dataset", data, "--method", "base", "cl", "longer", "--select", "uniform", "size"]
     rows = launch(tmp_path, *flags, "--n", "0", "2")
     names = {"fedavg", "fedavg size", "fedavg+cl", "fedavg+cl size", "fedavg+longer"}
     assert {row["method"] for row in rows} == names
@@ -507,7 +507,7 @@ def test_as_many_clients_as_the_base_are_the_base(tmp_path, data):
 
 
 def test_a_replay_follows_the_flags_of_what_it_replays(tmp_path, data):
-    flags = ["--dataset", data, "--delta", "0.01", "0.3", "--arm", "cl", "base", "constant"]
+    flags = ["--dataset", data, "--delta", "0.01", "0.3", "--method", "cl", "base", "constant"]
     launch(tmp_path, *flags)
     found = set()
     for path in (tmp_path / "checkpoints").iterdir():
@@ -515,33 +515,35 @@ def test_a_replay_follows_the_flags_of_what_it_replays(tmp_path, data):
         found.add((saved["method"], saved.get("delta")))
     twice = {(f"fedavg+{arm}", delta) for arm in ("cl", "constant") for delta in (0.01, 0.3)}
     assert found == twice | {("fedavg", None)}
-    reads = selection.Config(arm="constant", detector="fim", select="uniform").results_depend_on()
+    reads = selection.Config(
+        method="constant", detector="fim", select="uniform"
+    ).results_depend_on()
     assert {"detector", "detect_samples", "delta"} <= reads.keys()
 
 
 def test_names_tell_what_decides():
     def name(**flags):
-        return selection.name(selection.Config(**{"arm": "cl"} | flags))
+        return selection.name(selection.Config(**{"method": "cl"} | flags))
 
     assert name() == "fedavg+cl"
     assert name(detector="fim") == "fedavg+cl-fim"
-    assert name(arm="constant", detector="fim", select="size") == "fedavg+constant-fim size"
-    assert name(arm="base", n=8, base="fednova") == "fednova n=8"
+    assert name(method="constant", detector="fim", select="size") == "fedavg+constant-fim size"
+    assert name(method="base", n=8, base="fednova") == "fednova n=8"
     assert name(n=8, select="own/rules.py:mine") == "fedavg+cl mine"
-    assert name(arm="longer", n=3, select="size", detector="fim") == "fedavg+longer n=3"
+    assert name(method="longer", n=3, select="size", detector="fim") == "fedavg+longer n=3"
 
 
 @pytest.mark.parametrize(
     "flags, word",
     [
         ("--n 13", "--n"),
-        ("--arm base constant", "cl"),
-        ("--arm cl constant --detector growth", "--detector"),
+        ("--method base constant", "cl"),
+        ("--method cl constant --detector growth", "--detector"),
         ("--select sizes", "--select"),
-        ("--budget 11 --arm base", "--budget"),
-        ("--budget 6 --arm cl", "--budget"),
-        ("--budget 6 --arm cl constant", "--budget"),
-        ("--arm shifted", "--arm"),
+        ("--budget 11 --method base", "--budget"),
+        ("--budget 6 --method cl", "--budget"),
+        ("--budget 6 --method cl constant", "--budget"),
+        ("--method shifted", "--method"),
     ],
 )
 def test_wrong_flags_give_one_line_and_2(tmp_path, data, flags, word, capsys):
@@ -554,7 +556,7 @@ def test_wrong_flags_give_one_line_and_2(tmp_path, data, flags, word, capsys):
 
 
 def test_jobs_do_not_change_a_bit(tmp_path, data):
-    flags = ["--dataset", data, "--arm", "cl", "base", "constant", "--rounds", "3"]
+    flags = ["--dataset", data, "--method", "cl", "base", "constant", "--rounds", "3"]
     flags += ["--select", "size"]
     one = launch(tmp_path / "one", *flags)
     two = launch(tmp_path / "two", *flags, "--jobs", "2")
@@ -565,7 +567,7 @@ def test_jobs_do_not_change_a_bit(tmp_path, data):
 @pytest.mark.parametrize("preset", selection.PRESETS)
 def test_presets_are_valid(preset):
     configs = parse("--preset", preset)
-    arms = {config.arm for config in configs}
+    arms = {config.method for config in configs}
     if preset == "selection":
         assert arms == {"base", "cl", "longer", "constant"}
         assert {config.select for config in configs} == {"size", "uniform"}
@@ -607,7 +609,7 @@ def test_compare_by_hand():
 def test_compare_joins_several_runs(tmp_path, data, monkeypatch):
     drawn = []
     monkeypatch.setattr(report, "plot", lambda df, path, **options: drawn.append((df, path)))
-    flags = ["--dataset", data, "--budget", "8", "--trials", "2", "--arm", "base"]
+    flags = ["--dataset", data, "--budget", "8", "--trials", "2", "--method", "base"]
     first = tmp_path / "size"
     other = tmp_path / "both"
     launch(first, *flags, "--select", "size")

@@ -12,7 +12,7 @@ holds, of each run,
 
 clusters, cluster_size           over all clients, and samples in one of them
 small_by_client, small_by_class  share of the samples in P1 with one T a client, or one a class
-whole_cells                      (client, class) cells that lie wholly in the P1 of this arm
+whole_cells                      (client, class) cells that lie wholly in the P1 of this method
 agreement, chance                samples on the same side of T in two orders of presentation; in
                                  independent groups of these sizes
 noisy_small, noisy_large         shares of wrong labels in FedAC's P1 and P2
@@ -52,7 +52,7 @@ class Config(paper.Config):
     """The flags of fedac_art.py. Its base reads those of the clustering, too: it is measured."""
 
     epochs: int = flag(5, "E, local epochs", low=1, high=10**5, when=reads_epochs)
-    arm: str = flag(ARMS, "the curriculum, its base, or a control", choices=ARMS)
+    method: str = flag(ARMS, "the curriculum, its base, or a control", choices=ARMS)
     features: str = flag(
         "pixels", "what is clustered: pixels, 8x8 means, features of a net", choices=tuple(RHO)
     )
@@ -186,11 +186,11 @@ def warm_up(config, fl: common.Federation, run: experiment.Run) -> tuple[Model, 
 
 
 def arm_groups(config: Config, fl: common.Federation, clusters: np.ndarray) -> np.ndarray:
-    """P1 of this arm as a mask over samples (n,)."""
+    """P1 of this method as a mask over samples (n,)."""
     P1 = paper.small_clusters(clusters, sharing(fl, config.scope), config.quantile)
-    if config.arm == "random-groups":
+    if config.method == "random-groups":
         return draw_groups(P1, sharing(fl, config.scope), fl.streams)
-    if config.arm == "random-classes":
+    if config.method == "random-classes":
         return draw_groups(P1, sharing(fl, "class"), fl.streams)
     return P1
 
@@ -218,7 +218,7 @@ def draw_groups(P1: np.ndarray, groups: list[np.ndarray], streams: common.Stream
 
 
 def measure_clusters(config, fl: common.Federation, clusters, P1, flipped) -> dict[str, float]:
-    """Of two clusterings (2, n), this arm's P1 and the wrong labels (n,)."""
+    """Of two clusterings (2, n), this method's P1 and the wrong labels (n,)."""
     groups = sharing(fl, config.scope)
     cells = sharing(fl, "class")
     by_client = paper.small_clusters(clusters[0], fl.shards, config.quantile)
@@ -298,14 +298,14 @@ def plot(df, folder) -> None:
 
 FEATURES = "--features pixels encoder --flip 0 0.2"
 PRESETS = paper.PRESETS | {  # the paper's with both controls beside FedAC and its base
-    "d4": f"{paper.CIFAR10} --arm base --rounds 10 {FEATURES}  # who is in the small clusters",
+    "d4": f"{paper.CIFAR10} --method base --rounds 10 {FEATURES}  # who is in the small clusters",
 }
 
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
     hooks = {"federate": federate, "plot": plot, "draw": paper.draw}
-    experiment.main(Config, PRESETS, __doc__, argv, compare=("arm",), **hooks)
+    experiment.main(Config, PRESETS, __doc__, argv, compare=("method",), **hooks)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""python -m results.fedcl_fgn.clock --arm cl base --dataset fmnist --alpha 0.1
+"""python -m results.fedcl_fgn.clock --method cl base --dataset fmnist --alpha 0.1
 
 Does FedCL's doubling pay in time, and do draws by size? The runs of selection.py, timed on devices
 of several spreads: columns clock_0.5, waiting_0.5, .. of each round (not summed).
@@ -25,15 +25,16 @@ class Config(selection.Config):
 
 
 PRESETS = {
-    "doubling": "--arm cl base --budget 0 --rounds 60 --batch-size 16 --alpha 0.1 --eval-every 2",
-    "size": "--arm base longer --select uniform size --batch-size 16 --alpha 0.1 --eval-every 2",
+    "doubling": "--method cl base --budget 0 --rounds 60 "
+    "--batch-size 16 --alpha 0.1 --eval-every 2",
+    "size": "--method base longer --select uniform size --batch-size 16 --alpha 0.1 --eval-every 2",
 }
 
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
     hooks = {"federate": selection.federate, "name": selection.name}
-    compare = ("arm", "detector", "select", "n")
+    compare = ("method", "detector", "select", "n")
     experiment.main(Config, PRESETS, __doc__, argv, compare=compare, **hooks)
 
 

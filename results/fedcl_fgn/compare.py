@@ -1,10 +1,10 @@
 """python -m results.fedcl_fgn.compare runs/selection/001 --first "fedavg size"
 
-Arms that spent the same uploads, from the metrics.csv of one run of selection.py or of several with
-the same data, budget and trials: the mean accuracy over the last sixth of the uploads (`late`: arms
-differ in their number of rounds), the final one, and the first arm's lead over the others in
-`late`, paired by trial, with 95 % Student intervals. compare.csv and compare.png, accuracy over
-uploads, go into the first folder.
+Compares methods that spent the same uploads. It reads the metrics.csv of one run of selection.py,
+or of several with the same data, budget and trials. It prints the mean accuracy over the last sixth
+of the uploads (`late`, since methods differ in their number of rounds) and the final accuracy. It
+also prints the first method's lead over the others in `late`, paired by trial, with 95 % intervals.
+compare.csv and compare.png, accuracy over uploads, go into the first folder.
 """
 
 import argparse
@@ -19,7 +19,7 @@ RUN = ["method", "trial"]
 
 
 def read_rows(folders: list[Path]) -> pd.DataFrame:
-    """All rows of these runs. An arm that several of them trained counts once."""
+    """All rows of these runs. A method that several of them trained counts once."""
     tables = []
     for folder in folders:
         tables.append(pd.read_csv(folder / "metrics.csv", keep_default_na=False, na_values=""))
@@ -45,14 +45,14 @@ def per_trial(df: pd.DataFrame) -> pd.DataFrame:
 def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
     """By method: means over trials, and `ahead`, `low`, `high`: first - method in `late`.
 
-    Raises ValueError where arms spent different uploads or have other trials, or none is `first`.
+    Raises ValueError where methods spent different uploads or trials, or none is `first`.
     """
     if first not in set(df.method):
         raise ValueError(f"--first {first}: none of {', '.join(df.method.unique())}")
     trials = per_trial(df)
     methods_of_trial = trials.groupby("trial").size()
     if trials.uploads.nunique() > 1 or methods_of_trial.nunique() > 1:
-        raise ValueError("arms differ in their uploads or trials: set --budget, let all finish")
+        raise ValueError("methods differ in their uploads or trials: set --budget, let all finish")
     methods = trials.groupby("method", sort=False)
     table = methods.mean()
     table.insert(1, "std", methods.late.std())
