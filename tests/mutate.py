@@ -126,7 +126,8 @@ def replace(node: ast.AST, **fields) -> ast.AST:
 
 
 def tests_of(path: Path) -> list[str]:
-    name = "theory" if path.parent.name == "theory" else path.stem
+    is_theory = path.relative_to(ROOT).parts[0] == "theory"
+    name = "theory" if is_theory else path.stem
     return [str(test.relative_to(ROOT)) for test in ROOT.glob(f"tests/test_{name}*.py")]
 
 

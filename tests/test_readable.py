@@ -34,7 +34,7 @@ SCRIPTS = (
     "fedcl_gmm_sync.py",
     "fedac_art.py",
 )
-MODULES = sorted([*ROOT.glob("*.py"), *ROOT.glob("theory/*.py"), *ROOT.glob("results/**/*.py")])
+MODULES = sorted([*ROOT.glob("*.py"), *ROOT.glob("theory/**/*.py"), *ROOT.glob("results/**/*.py")])
 FILES = [*MODULES, *sorted(ROOT.glob("tests/*.py"))]
 
 INLINE = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp)

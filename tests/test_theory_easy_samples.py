@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from theory import easy_samples
-from theory.network import hessians, network
+from theory.beyond.network import hessians, network
 
 
 def numeric_hessians(theta, X, width):

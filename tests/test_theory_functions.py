@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from theory import easy_samples, fedprox
-from theory.biases import diminishing_steps, minority, opposed, schedule, zero_sum
+from theory import easy_samples, supplement
+from theory.beyond.ordering import minority
 from theory.functions import bent, kinked, quadratic, rational, ripple
 from theory.local_sgd import simulate
 from theory.one_step import State
-from theory.problem import Problem, kinked_problem
+from theory.problem import Problem, diminishing_steps, kinked_problem, opposed, schedule, zero_sum
 
 
 def fails(match, call, *arguments, **named):
@@ -151,7 +151,7 @@ def test_what_makes_no_sense_is_refused():
     fails("3 samples", easy_samples.spectra, np.zeros(33), np.ones((2, 2)), np.ones(2))
     fails(
         "not 0",
-        fedprox.dissimilarity,
+        supplement.dissimilarity,
         np.ones((2, 1)),
         np.array([[1.0], [-1.0]]),
         np.full(2, 0.5),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_theory_functions import fails
 
-from theory import fedprox, sgd_noise
+from theory import supplement
 
 
 def test_sigma_remark():
@@ -13,16 +13,16 @@ def test_sigma_remark():
         2 / (0.1 * 200) + 0.1 * 0.25,
     )  # the second: C_1 / (gamma T) + C_2 gamma sigma^2
     sigma = np.full(201, 0.5)
-    assert sgd_noise.sgd_printed(2, 0.1, sigma) == pytest.approx(both[0])
-    assert sgd_noise.sgd_corrected(2, 0.1, sigma, L=1) == pytest.approx(both[1])
+    assert supplement.sgd_printed(2, 0.1, sigma) == pytest.approx(both[0])
+    assert supplement.sgd_corrected(2, 0.1, sigma, L=1) == pytest.approx(both[1])
     growing = np.array(
         [0.1, 0.2, 0.3]
     )  # sigma_2 belongs to a step after theta_1, the last averaged
     both = 2 / (0.1 * 2) + 0.1 * (0.01 + 0.04 + 0.09), 2 / (0.1 * 2) + 0.1 * (0.01 + 0.04) / 2
-    assert sgd_noise.sgd_printed(2, 0.1, growing) == pytest.approx(both[0])
-    assert sgd_noise.sgd_corrected(2, 0.1, growing, L=1) == pytest.approx(both[1])
+    assert supplement.sgd_printed(2, 0.1, growing) == pytest.approx(both[0])
+    assert supplement.sgd_corrected(2, 0.1, growing, L=1) == pytest.approx(both[1])
     one = np.array([1.0])
-    average = sgd_noise.mean_gap(one, one, 0.5, np.array([1.0, 0.0, 0.0]))
+    average = supplement.mean_gap(one, one, 0.5, np.array([1.0, 0.0, 0.0]))
     assert average == pytest.approx(
         (0.5 + (0.25 + 0.25) / 2) / 2
     )  # theta_1 = theta_0 / 2 - gamma n
@@ -35,14 +35,16 @@ def test_the_gap_of_sgd_is_the_monte_carlo_mean():
     for s in sigma[:-1]:
         gaps.append((h * theta**2).sum(1).mean() / 2)
         theta = theta - gamma * (h * theta + s / np.sqrt(2) * rng.standard_normal(theta.shape))
-    assert sgd_noise.mean_gap(h, np.ones(2), gamma, sigma) == pytest.approx(np.mean(gaps), rel=0.01)
+    assert supplement.mean_gap(h, np.ones(2), gamma, sigma) == pytest.approx(
+        np.mean(gaps), rel=0.01
+    )
 
 
 def test_the_known_bounds_refuse_what_they_do_not_speak_of():
     for gamma in (0.6, 0.0):
-        fails("gamma", sgd_noise.sgd_corrected, 1.0, gamma, np.ones(3), 1.0)
-    fails("T >= 1", sgd_noise.sgd_corrected, 1.0, 0.1, np.ones(1), 1.0)
-    fails("gamma >= 0", fedprox.rho, 1.0, 1.0, 1.0, -0.1)
+        fails("gamma", supplement.sgd_corrected, 1.0, gamma, np.ones(3), 1.0)
+    fails("T >= 1", supplement.sgd_corrected, 1.0, 0.1, np.ones(1), 1.0)
+    fails("gamma >= 0", supplement.rho, 1.0, 1.0, 1.0, -0.1)
 
 
 def f_of(h, c, q):
@@ -55,20 +57,20 @@ def f_of(h, c, q):
 def test_dissimilarity_is_the_sum_over_clients_and_diverges():
     rng = np.random.default_rng(0)
     for _ in range(30):
-        (h, c, weights), theta = fedprox.random_clients(rng), 3 * rng.standard_normal(4)
+        (h, c, weights), theta = supplement.random_clients(rng), 3 * rng.standard_normal(4)
         f, gradients = f_of(h, c, weights), h * (theta - c)
         mean = sum(q * g for q, g in zip(weights, gradients, strict=True))
         Lambda = sum(q * g @ g for q, g in zip(weights, gradients, strict=True)) / (mean @ mean)
-        value, slope = fedprox.dissimilarity(h, c, weights, theta)
-        moved = fedprox.proximal_round(h, c, weights, theta, mu=1.0)
-        before = fedprox.value(h, c, weights, theta)
-        decrease = before - fedprox.value(h, c, weights, moved)
+        value, slope = supplement.dissimilarity(h, c, weights, theta)
+        moved = supplement.proximal_round(h, c, weights, theta, mu=1.0)
+        before = supplement.value(h, c, weights, theta)
+        decrease = before - supplement.value(h, c, weights, moved)
         assert value == pytest.approx(Lambda) and value >= 1 and slope == pytest.approx(mean)
         assert decrease == pytest.approx(f(theta) - f(moved))
         numeric = [(f(theta + e) - f(theta - e)) / 2e-6 for e in 1e-6 * np.eye(4)]
         assert slope == pytest.approx(numeric, abs=1e-6)
         near, nearer = (
-            fedprox.dissimilarity(h, c, weights, np.full(4, x))[0] for x in (1e-4, 1e-5)
+            supplement.dissimilarity(h, c, weights, np.full(4, x))[0] for x in (1e-4, 1e-5)
         )  # theta* = 0
         assert nearer / near == pytest.approx(100, rel=0.01)
         assert weights.sum() == pytest.approx(1) and ((h >= 0.5) & (h <= 2)).all()
@@ -76,11 +78,11 @@ def test_dissimilarity_is_the_sum_over_clients_and_diverges():
 
 def test_proximal_round_solves_every_client():
     rng = np.random.default_rng(0)
-    (h, c, q), theta, mu = fedprox.random_clients(rng), rng.standard_normal(4), 3.0
+    (h, c, q), theta, mu = supplement.random_clients(rng), rng.standard_normal(4), 3.0
     x = np.tile(theta, (8, 1))
     for _ in range(300):
         x = x - 0.15 * (h * (x - c) + mu * (x - theta))
-    assert fedprox.proximal_round(h, c, q, theta, mu) == pytest.approx(q @ x)
+    assert supplement.proximal_round(h, c, q, theta, mu) == pytest.approx(q @ x)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.1, 0.3])
@@ -91,16 +93,16 @@ def test_corrected_fedprox_decrease_holds_with_inexact_clients(gamma):
     rng = np.random.default_rng(0)
     tried, refuted = 0, False
     for _ in range(400):
-        (h, c, q), mu = fedprox.random_clients(rng), 10 ** rng.uniform(1, 3)
+        (h, c, q), mu = supplement.random_clients(rng), 10 ** rng.uniform(1, 3)
         theta, f = rng.standard_normal(4) * 10 ** rng.uniform(-1, 1), f_of(h, c, q)
-        Lambda, slope = fedprox.dissimilarity(h, c, q, theta)
-        exact = fedprox.proximal_round(h, c, q, theta, mu)
+        Lambda, slope = supplement.dissimilarity(h, c, q, theta)
+        exact = supplement.proximal_round(h, c, q, theta, mu)
         residual = (
             gamma * np.linalg.norm(h * (theta - c), axis=1)[:, None] * slope / np.linalg.norm(slope)
         )
         moved = exact + q @ (residual / (h + mu))
-        printed = fedprox.rho_printed(mu)
-        rho = fedprox.rho(np.sqrt(Lambda), h.max(), mu, gamma)
+        printed = supplement.rho_printed(mu)
+        rho = supplement.rho(np.sqrt(Lambda), h.max(), mu, gamma)
         decrease = f(theta) - f(moved)
         assert decrease >= rho * slope @ slope - 1e-12
         refuted |= decrease < printed * slope @ slope
@@ -109,19 +111,19 @@ def test_corrected_fedprox_decrease_holds_with_inexact_clients(gamma):
 
 
 def test_fedprox_rho_in_numbers():
-    assert fedprox.rho_printed(10.0) == pytest.approx(0.1)
-    assert fedprox.rho(2.0, 3.0, 10.0, 0.5) == pytest.approx(0.1 - 0.1 - 0.09 - 3 * 9 / 200)
+    assert supplement.rho_printed(10.0) == pytest.approx(0.1)
+    assert supplement.rho(2.0, 3.0, 10.0, 0.5) == pytest.approx(0.1 - 0.1 - 0.09 - 3 * 9 / 200)
 
 
 def test_the_fedprox_ratios_are_decrease_over_promise():
-    h, c, q = fedprox.random_clients(np.random.default_rng(9))
+    h, c, q = supplement.random_clients(np.random.default_rng(9))
     rng = np.random.default_rng(9)
-    fedprox.random_clients(rng)
+    supplement.random_clients(rng)
     mu = 10 ** rng.uniform(0.5, 3)
     theta = rng.standard_normal(4) * 10 ** rng.uniform(-1, 1)
-    Lambda, slope = fedprox.dissimilarity(h, c, q, theta)
+    Lambda, slope = supplement.dissimilarity(h, c, q, theta)
     x = np.array([(h[m] * c[m] + mu * theta) / (h[m] + mu) for m in range(8)])
     decrease = f_of(h, c, q)(theta) - f_of(h, c, q)(q @ x)
-    promised = [1 / mu, fedprox.rho(np.sqrt(Lambda), h.max(), mu)]
+    promised = [1 / mu, supplement.rho(np.sqrt(Lambda), h.max(), mu)]
     expected = [decrease / (rho * slope @ slope) if rho > 0 else np.inf for rho in promised]
-    assert fedprox.ratios(np.random.default_rng(9)) == pytest.approx(expected)
+    assert supplement.fedprox_ratios(np.random.default_rng(9)) == pytest.approx(expected)

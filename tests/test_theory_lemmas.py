@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_theory_functions import fails
 
-from theory import equation6, lemma1, lemma4, lemma5
+from theory import lemma5, lemmas
 from theory.functions import kinked, quadratic, rational
 from theory.one_step import State, largest_steps, random_states
 from theory.report import SLACK, ZERO, worst
@@ -23,17 +23,17 @@ def test_lemmas_are_the_sums_over_clients_they_state():
     V = sum((p - mean) ** 2 for p in points) / Q
     gap_of_mean = (L if mean > 0 else mu) * mean**2 / 2
     for k in range(Q):
-        printed, corrected = lemma1.lemma1_printed(x)[k], lemma1.lemma1(x)[k]
+        printed, corrected = lemmas.lemma1_printed(x)[k], lemmas.lemma1(x)[k]
         assert printed == pytest.approx(2 * (3 + 2 * M) * L * F[k] + (3 + 2 * M) * B + 3 * s**2)
         assert corrected == pytest.approx((1 + M) * (4 * L * F[k] + 2 * B) + s**2)
     lemma2 = (3 + 2 * M) / Q**2 * sum(2 * L * f + B for f in F) + 3 * s**2 / Q
     fixed2 = sum(M * (4 * L * f + 2 * B) + s**2 for f in F) / Q**2
-    assert lemma1.lemma2_printed(x) == pytest.approx(lemma2)
-    assert lemma1.lemma2(x) == pytest.approx(fixed2)
+    assert lemmas.lemma2_printed(x) == pytest.approx(lemma2)
+    assert lemmas.lemma2(x) == pytest.approx(fixed2)
     lemma3 = mean**2 + sum(
         2 * a / Q * ((a * L - 0.5) * f - mu / 2 * p**2) for f, p in zip(F, points, strict=True)
     )
-    assert lemma4.lemma3(x) == pytest.approx(lemma3 + 2 * a * L * V)
+    assert lemmas.lemma3(x) == pytest.approx(lemma3 + 2 * a * L * V)
     printed4 = (
         (1 - a * mu) * mean**2
         - a / 2 * gap_of_mean
@@ -47,8 +47,8 @@ def test_lemmas_are_the_sums_over_clients_they_state():
         + noise
         - a * (1 - 2 * a * L * (1 + 2 * M / Q)) * sum(F) / Q
     )
-    assert lemma4.lemma4_printed(x) == pytest.approx(printed4)
-    assert lemma4.lemma4(x) == pytest.approx(fixed4)
+    assert lemmas.lemma4_printed(x) == pytest.approx(printed4)
+    assert lemmas.lemma4(x) == pytest.approx(fixed4)
     lemma5_sum = (1 - a * mu / 2) * V + a**2 * (
         2 * (3 + 2 * M) * L * sum(F) / Q + (3 + 2 * M) * B + 3 * s**2
     )
@@ -67,7 +67,7 @@ def test_lemmas_are_the_sums_over_clients_they_state():
         (c, e), (d, g) = lemma5.factors(a, mu, j)
         assert (c * V + e * B, d * V + g * B) == pytest.approx((by_rate, by_count))
     assert lemma5.corrected(x.symbols, 0.0, sum(F) / Q, 0) == pytest.approx(a**2 * B + spread)
-    assert lemma1.equation5(x) == pytest.approx(
+    assert lemmas.equation5(x) == pytest.approx(
         2 * (3 + 2 * M) * L * sum(F) / Q + (3 + 2 * M) * B + 3 * s**2
     )
 
@@ -79,11 +79,11 @@ def test_lemmas_hold_on_random_states():
         moved = x.theta.mean(0) - alpha * g.mean(0)
         F = x.F.mean()
         for measured, forms in (
-            (x.second, (lemma1.lemma1_printed(x), lemma1.lemma1(x))),
-            (x.off_mean, (lemma1.lemma2_printed(x), lemma1.lemma2(x))),
-            (moved @ moved, (lemma4.lemma3(x),)),
-            (x.next_E, (lemma4.lemma4_printed(x), lemma4.lemma4(x))),
-            (x.apart, (lemma1.equation5(x),)),
+            (x.second, (lemmas.lemma1_printed(x), lemmas.lemma1(x))),
+            (x.off_mean, (lemmas.lemma2_printed(x), lemmas.lemma2(x))),
+            (moved @ moved, (lemmas.lemma3(x),)),
+            (x.next_E, (lemmas.lemma4_printed(x), lemmas.lemma4(x))),
+            (x.apart, (lemmas.equation5(x),)),
             (x.next_V, (lemma5.corrected(x.symbols, x.V, F, 3),)),
         ):
             for bound in forms:
@@ -96,16 +96,16 @@ def test_lemmas_hold_on_random_states():
 def test_the_ratios_are_those_of_the_forms():
     for x in random_states(3, 50):
         F = x.F.mean()
-        forms = lemma1.lemma1_printed(x), lemma1.lemma1(x)
-        expected = [worst(form, x.second) for form in forms]
-        forms = lemma1.lemma2_printed(x), lemma1.lemma2(x)
-        expected += [worst(form, x.off_mean) for form in forms]
-        expected += [worst(lemma1.equation5(x), x.apart)]
-        assert lemma1.ratios(x) == expected
-        expected = [worst(lemma4.lemma3(x), x.pulled)]
-        forms = lemma4.lemma4_printed(x), lemma4.lemma4(x)
-        expected += [worst(form, x.next_E) for form in forms]
-        assert lemma4.ratios(x) == expected
+        assert lemmas.ratios(x) == {
+            "Lemma 1": worst(lemmas.lemma1_printed(x), x.second),
+            "Lemma 1, corrected": worst(lemmas.lemma1(x), x.second),
+            "Lemma 2": worst(lemmas.lemma2_printed(x), x.off_mean),
+            "Lemma 2, corrected": worst(lemmas.lemma2(x), x.off_mean),
+            "Lemma 3": worst(lemmas.lemma3(x), x.pulled),
+            "Lemma 4": worst(lemmas.lemma4_printed(x), x.next_E),
+            "Lemma 4, corrected": worst(lemmas.lemma4(x), x.next_E),
+            "Equation 5": worst(lemmas.equation5(x), x.apart),
+        }
         expected = [worst(lemma5.printed(x.symbols, x.V, F), x.next_V)]
         expected += [worst(lemma5.corrected(x.symbols, x.V, F, 3), x.next_V)]
         assert lemma5.ratios(x) == expected
@@ -127,17 +127,17 @@ def test_random_states_repeat_and_reach_their_corners():
 def test_lemma2_with_shared_noise_fails_by_a_third_of_the_clients():
     rng = np.random.default_rng(0)
     for Q in (6, 30):
-        x = lemma1.only_noise(Q)
+        x = lemmas.only_noise(Q)
         n = rng.standard_normal(200000)  # one draw for all: g - bar g is that draw
-        assert (n**2).mean() / lemma1.lemma2_printed(x) == pytest.approx(Q / 3, rel=0.02)
+        assert (n**2).mean() / lemmas.lemma2_printed(x) == pytest.approx(Q / 3, rel=0.02)
 
 
 def test_lemma1_is_tight():
-    x = lemma1.attained()  # b = grad f = 2
+    x = lemmas.attained()  # b = grad f = 2
     assert x.theta.tolist() == x.b.tolist() == [[2.0], [-2.0]]
     assert x.symbols[3:5] == (4, 3)
-    assert x.second[0] == pytest.approx(64) and lemma1.lemma1(x)[0] == pytest.approx(64)
-    assert lemma1.lemma1_printed(x)[0] == 72 < 3 * 4 + 3 * 4 + 3 * 3.0 * 16  # the first line
+    assert x.second[0] == pytest.approx(64) and lemmas.lemma1(x)[0] == pytest.approx(64)
+    assert lemmas.lemma1_printed(x)[0] == 72 < 3 * 4 + 3 * 4 + 3 * 3.0 * 16  # the first line
 
 
 def test_step_size_reaches_too_far_for_one_and_two_clients():
@@ -160,7 +160,7 @@ def test_lemma5_and_equation6_fail_on_a_common_quadratic():
     symbols, found, gaps = lemma5.counterexample()
     assert symbols == (0.1, 1.0, 1 / 12, 1e-4, 0.0, 0.0, 4)
     printed, corrected = lemma5.along_a_round(symbols, gaps)
-    total = equation6.printed(symbols, gaps[:-1])
+    total = lemma5.equation6(symbols, gaps[:-1])
     assert found == pytest.approx(np.array(V)) and gaps == pytest.approx(np.array(F))
     for j in range(10):
         assert printed[j + 1] == pytest.approx(lemma5.printed(symbols, printed[j], F[j]))
@@ -182,12 +182,12 @@ def test_equation6_is_the_sum_it_states():
         product = np.prod([1 - a * mu / 2 for _ in range(j, 4)])
         inner = 2 * a * (3 + 2 * M) * L * Q * F[j] + (a * (3 + 2 * M) + B / mu) * B
         total += 2 * a * L / Q * product * (inner + 3 * a * sigma**2)
-    assert equation6.printed((mu, L, a, B, M, sigma, Q), F) == pytest.approx(total)
+    assert lemma5.equation6((mu, L, a, B, M, sigma, Q), F) == pytest.approx(total)
 
 
 def test_lemmas_refuse_what_they_do_not_speak_of():
     theta, b = np.ones((2, 1)), np.zeros((2, 1))
-    fails("bar L", lemma4.lemma4_printed, State(quadratic([1.0]), theta, b, 0.2, 0.1))
+    fails("bar L", lemmas.lemma4_printed, State(quadratic([1.0]), theta, b, 0.2, 0.1))
     x = State(quadratic([1.0]), theta, b, 1.5, 0.1)
     fails("mu \\+ L", lemma5.corrected, x.symbols, 1.0, 1.0, 3)
     x = State(rational(1), theta, b, 0.1, 0.1)

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from test_theory_functions import fails
 
-from theory.biases import opposed, schedule, zero_sum
 from theory.functions import kinked, quadratic
 from theory.local_sgd import exact_error, recursion, simulate
 from theory.one_step import State, largest_steps
-from theory.problem import Problem, kinked_problem
+from theory.problem import Problem, kinked_problem, opposed, schedule, zero_sum
 
 
 def small_quadratic(Q=3, T=3, N=4, M=0.5, sigma=0.3, B=0.2, d=2, seed=5):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from theory import drift_law, noise_law, ordering, sharp, theorem1_proof
-from theory.biases import diminishing_steps, opposed
+from theory import theorem1_proof
+from theory.beyond import drift_law, noise_law, ordering, sharp
+from theory.beyond.ordering import at_a_kink, final_ratio, through_noise, where_smooth
 from theory.functions import quadratic
 from theory.local_sgd import exact_error
 from theory.one_step import largest_steps
-from theory.ordering import at_a_kink, final_ratio, through_noise, where_smooth
-from theory.problem import Problem
+from theory.problem import Problem, diminishing_steps, opposed
 
 ABOVE = 1 + 1e-9
 C_MU = (0.25, 0.5, 1.0, 2.0, 4.0)

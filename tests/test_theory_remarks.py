@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from theory import remarks, theorem1
-from theory.biases import opposed
 from theory.functions import quadratic
 from theory.local_sgd import exact_error
-from theory.problem import Problem
+from theory.problem import Problem, opposed
 
 
 def test_the_bias_has_no_effect_on_a_common_quadratic_without_proportional_noise():

@@ -7,12 +7,12 @@ import pytest
 from test_theory_functions import fails
 from test_theory_local_sgd import small_quadratic
 
-from theory import attained, floor, sharp, sharp_step, theorem1_proof, theorem2
-from theory.biases import opposed, zero_sum
+from theory import theorem1_proof, theorem2
+from theory.beyond import attained, floor, sharp
 from theory.functions import kinked, quadratic
 from theory.local_sgd import exact_error
 from theory.one_step import State, random_states
-from theory.problem import Problem, kinked_problem
+from theory.problem import Problem, kinked_problem, opposed, zero_sum
 from theory.report import ZERO
 
 ABOVE = 1 + 1e-9
@@ -61,7 +61,7 @@ def test_one_sharp_step_without_weights_on_random_states():
             + a**2 * x.s**2 / x.Q
         )
         assert bound * ABOVE + 1e-12 * (x.E + x.V) + ZERO >= x.next_E
-        assert sharp_step.weight(x.f, a, 1.0, 0.0, 0.0) == pytest.approx(
+        assert sharp.weight(x.f, a, 1.0, 0.0, 0.0) == pytest.approx(
             a * (L - mu) ** 2 / (2 * (L + mu)), abs=1e-15
         )
         closest = min(closest, bound / x.next_E if x.next_E > 1e-12 else np.inf)
@@ -76,13 +76,11 @@ def test_one_sharp_step_with_weights_on_random_states(M):
         n = p / x.Q + w * (1 - 1 / x.Q)
         if x.a * (p + n * M) > k * p:
             continue
-        weight = sharp_step.weight(x.f, x.a, p, w * (1 + e), n * x.a**2 * M)
+        weight = sharp.weight(x.f, x.a, p, w * (1 + e), n * x.a**2 * M)
         bound = p * (1 - x.a * k * x.f.mu * x.f.L) * x.E + weight * x.V
         bound += w * (1 + 1 / e) * x.a**2 * x.mean_B + n * x.a**2 * (2 * M * x.mean_B + x.s**2)
         assert bound == pytest.approx(
-            np.dot(
-                sharp_step.step(x.f, x.symbols, x.mean_B, p, w, (1 + e, 1 + 1 / e)), (x.E, x.V, 1)
-            ),
+            np.dot(sharp.step(x.f, x.symbols, x.mean_B, p, w, (1 + e, 1 + 1 / e)), (x.E, x.V, 1)),
             rel=1e-12,
         )
         slack = 1e-12 * (p * x.E + w * x.V)  # 1 - lambda and weight may both be 0, up to rounding
@@ -102,12 +100,12 @@ def test_one_sharp_step_from_the_optimum_is_noise_alone(M):
     assert p * x.next_E + w * x.next_V == pytest.approx(
         0.0016 * (w * mean_B + n * (M * mean_B + 0.49))
     )
-    assert sharp_step.step(x.f, x.symbols, x.mean_B, p, w, (5.0, 1.0))[2] == pytest.approx(
+    assert sharp.step(x.f, x.symbols, x.mean_B, p, w, (5.0, 1.0))[2] == pytest.approx(
         0.0016 * (w * mean_B + n * (2 * M * mean_B + 0.49))
     )
     with pytest.raises(ValueError, match="smaller steps"):
         x = Named(x.f, x.theta, b, 1.7, 0.11)
-        sharp_step.step(x.f, x.symbols, x.mean_B, p, w, (2.0, 2.0))
+        sharp.step(x.f, x.symbols, x.mean_B, p, w, (2.0, 2.0))
 
 
 def test_the_sharp_weight_is_the_maximum_over_the_cone():
@@ -131,7 +129,7 @@ def test_the_sharp_weight_is_the_maximum_over_the_cone():
             for C in ends
         ]
         brute = np.max(values)
-        assert sharp_step.weight(kinked(mu, L), a, p, w, noise) == pytest.approx(brute, rel=1e-5)
+        assert sharp.weight(kinked(mu, L), a, p, w, noise) == pytest.approx(brute, rel=1e-5)
 
 
 @pytest.mark.parametrize("kappa", [1.5, 10.0, 100.0])
@@ -149,9 +147,7 @@ def test_the_sharp_step_is_attained(kappa, share):
         theta = np.where(np.arange(Q) < i, s / (L - s), -s / (s - mu))[:, None]
         x = Named(kinked(mu, L), theta, np.zeros((Q, 1)), a, 0.0)
         w = p * (1 - 2 * s / (L + mu)) / (1 - a * s) if share < 1 else 0.37 * p
-        bound = (
-            p * (1 - 2 * a * mu * L / (L + mu)) * x.E + sharp_step.weight(x.f, a, p, w, 0.0) * x.V
-        )
+        bound = p * (1 - 2 * a * mu * L / (L + mu)) * x.E + sharp.weight(x.f, a, p, w, 0.0) * x.V
         if share < 1:
             assert bound == pytest.approx(p * x.next_E + w * x.next_V, rel=1e-10)
         assert bound * ABOVE >= p * x.next_E + w * x.next_V
@@ -384,7 +380,7 @@ def test_young_is_an_equality_at_its_own_constant():
     once.
     """
     for x, y in ((0.3, 2.0), (1.0, 1e-3), (0.0, 2.0), (0.7, 0.0)):
-        on_V, on_B = sharp_step.young(x, y)
+        on_V, on_B = sharp.young(x, y)
         assert on_V * x**2 + on_B * y**2 == pytest.approx((x + y) ** 2)
 
 

@@ -7,12 +7,12 @@ import pytest
 from test_theory_functions import fails
 from test_theory_local_sgd import small_quadratic
 
-from theory import sharp, theorem1, theorem1_proof, theorem1_random, theorem2
-from theory.biases import opposed, zero_sum
+from theory import theorem1, theorem1_proof, theorem2
+from theory.beyond import sharp, theorem1_random
 from theory.functions import quadratic
 from theory.local_sgd import exact_error
 from theory.one_step import largest_steps
-from theory.problem import Problem, kinked_problem
+from theory.problem import Problem, kinked_problem, opposed, zero_sum
 from theory.report import SLACK, ZERO, worst
 
 ABOVE = 1 + 1e-9

@@ -7,11 +7,11 @@ import pytest
 from test_theory_functions import fails
 from test_theory_local_sgd import small_quadratic
 
-from theory import rate, theorem2, theorem2_random
-from theory.biases import opposed, schedule, zero_sum
+from theory import theorem2
+from theory.beyond import theorem2_random
 from theory.functions import rational
 from theory.local_sgd import simulate
-from theory.problem import Problem
+from theory.problem import Problem, opposed, schedule, zero_sum
 
 FORMS = (
     theorem2.printed,
@@ -139,5 +139,5 @@ def test_the_rate_is_the_mean_of_its_run():
     steps = 0.3 / 2
     problem = Problem(rational(2), [1.75, 1.75], np.full((4, 5), steps), 0.01, opposed(4, 2))
     _, gradient = simulate(replace(problem, sigma=0.3), replicas=64)
-    assert rate.ergodic_rate(4) == pytest.approx(sum(gradient) / 4 * 2)
-    assert rate.ergodic_rate(1000) == pytest.approx(1.013, abs=0.003)
+    assert theorem2.ergodic_rate(4) == pytest.approx(sum(gradient) / 4 * 2)
+    assert theorem2.ergodic_rate(1000) == pytest.approx(1.013, abs=0.003)

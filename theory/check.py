@@ -14,30 +14,27 @@ from pathlib import Path
 
 from theory import (
     assumption1,
-    attained,
-    drift_law,
     easy_samples,
-    equation6,
-    fedprox,
-    floor,
-    lemma1,
-    lemma4,
     lemma5,
-    noise_law,
-    rate,
+    lemmas,
     remarks,
     report,
-    sgd_noise,
+    supplement,
     theorem1,
-    theorem1_random,
     theorem2,
+)
+from theory.beyond import (
+    attained,
+    drift_law,
+    floor,
+    noise_law,
+    theorem1_random,
     theorem2_random,
 )
 
 STATEMENTS = (  # in the paper's order
     easy_samples,
-    sgd_noise,
-    fedprox,
+    supplement,
     assumption1,
     theorem1,
     theorem1_random,
@@ -48,11 +45,8 @@ STATEMENTS = (  # in the paper's order
     drift_law,
     theorem2,
     theorem2_random,
-    rate,
-    lemma1,
-    lemma4,
+    lemmas,
     lemma5,
-    equation6,
 )
 FIGURES = {
     "spectra.png": easy_samples.draw,
@@ -62,7 +56,7 @@ FIGURES = {
     "noise_law.png": noise_law.draw,
     "kink_law.png": drift_law.draw_kink,
     "smooth_law.png": drift_law.draw_smooth,
-    "ergodic.png": rate.draw,
+    "ergodic.png": theorem2.draw,
 }
 
 

@@ -11,8 +11,8 @@ from functools import cache
 
 import numpy as np
 
+from theory.beyond.network import hessians, network, train
 from theory.functions import require
-from theory.network import hessians, network, train
 from theory.report import row, show, verdict
 
 NETWORKS = 20

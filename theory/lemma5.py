@@ -1,9 +1,10 @@
-"""Lemma 5: how far the clients drift apart in a step. Violated as printed.
+"""Lemma 5 and Equation 6: how far the clients drift apart. Violated as printed.
 
     python -m theory.lemma5
 
 V = mean_k ||theta_k - hat theta||^2 and F = mean_k f(theta_k) - f* before local step j; a prime
-marks the next. `symbols` are (mu, L, alpha, B, M, sigma, Q) of the step. PROOFS.md [3] and [7].
+marks the next. `symbols` are (mu, L, alpha, B, M, sigma, Q) of the step. Equation 6 is Lemma 5
+summed over a round, with a factor 2 alpha L / Q that belongs to Lemma 4. PROOFS.md [3] and [7].
 """
 
 import numpy as np
@@ -87,14 +88,36 @@ def ratios(x):
     ]
 
 
+def equation6(symbols, F):
+    """sum_j V <= sum_j 2 alpha L/Q prod_{l>=j} (1 - alpha_l mu/2) [2 alpha (3+2M)L Q F
+    + (alpha (3+2M) + B/mu) B + 3 alpha sigma^2], the same step and B at every j, F: (N,).
+    """
+    mu, L, alpha, B, M, sigma, Q = symbols
+    total = 0.0
+    for gap in F:
+        bracket = (
+            2 * alpha * (3 + 2 * M) * L * Q * gap
+            + (alpha * (3 + 2 * M) + B / mu) * B  # bias
+            + 3 * alpha * sigma**2  # noise
+        )
+        total += 2 * alpha * L / Q * bracket
+        total *= 1 - alpha * mu / 2
+    return total
+
+
 def check():
-    """The counterexample, and random states."""
+    """The counterexample, random states, and the sum over the counterexample."""
     symbols, V, F = counterexample()
-    bound, _ = along_a_round(symbols, F)
+    bound, fixed = along_a_round(symbols, F)
     run = bound[-1] / V[-1]
     least = np.min([ratios(x) for x in random_states()], 0)
     note = f"{run:.3f} over a round on a common quadratic"
     yield row("Lemma 5", "violated", min(run, least[0]), least[1], note=note)
+
+    measured = V[:-1].sum()
+    ratio = equation6(symbols, F[:-1]) / measured
+    note = "a spurious 2aL/Q"
+    yield row("Equation 6", "violated", ratio, fixed[:-1].sum() / measured, note=note)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from theory.biases import zero_sum
 from theory.functions import kinked, quadratic, require
+from theory.problem import zero_sum
 from theory.report import SLACK
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from theory.biases import opposed
 from theory.functions import Function, kinked, require
 
 
@@ -78,3 +77,53 @@ def kinked_problem(Q=2, alpha=1 / 12, B=1e-4, N=10, T=10, theta0=0.0):
         T = int(np.ceil(12 / (0.1 * alpha * N)))
     steps = np.full((T + 1, N), alpha)
     return Problem(kinked(mu=0.1, L=1.0), [theta0], steps, B, opposed(Q))
+
+
+def opposed(Q, d=1):
+    """Zero-sum u: (Q, d) of norm 1, half the clients against the others. ValueError for odd Q."""
+    require(Q >= 2 and Q % 2 == 0, "opposed biases need an even number of clients")
+    signs = np.repeat([1.0, -1.0], Q // 2)
+    return signs[:, None] * np.full(d, d**-0.5)
+
+
+def zero_sum(rng, Q, d):
+    """Random zero-sum directions u: (Q, d), the longest of norm 1; all 0 for one client."""
+    u = rng.standard_normal((Q, d))
+    u -= u.mean(0)
+    if Q == 1:
+        return np.zeros((1, d))
+    return u / np.linalg.norm(u, axis=1).max()
+
+
+def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
+    """Sizes B^(t,j): (rounds, N), of one mean; B at the start is `first` of B at the end.
+
+    'client' grows from round to round; 'data' inside every round, with B^(t,J) = B^(t+1,0) as
+    printed; 'anti' is 'client' backwards; 'shuffled' permutes its rounds by `rng`. ValueError on
+    another order.
+    """
+    t = np.arange(rounds)[:, None]
+    j = np.arange(N)
+    client = t + np.zeros(N)
+    paths = {
+        "client": client,
+        "data": t * (N - 1.0) + j,
+        "anti": client[::-1],
+        "constant": 0 * client,
+    }
+    if rng:
+        paths["shuffled"] = rng.permutation(client)
+    require(
+        order in paths, f"order {order!r} is one of {list(paths)}; 'shuffled' takes a generator"
+    )
+    path = paths[order]
+    if path.max() == 0:  # nothing grows: 'constant', one round, or 'data' with one local step
+        return np.full((rounds, N), float(mean))
+    B = first + (1 - first) * path / path.max()
+    return mean * B / B.mean()
+
+
+def diminishing_steps(rounds, N, c, offset):
+    """alpha = c / (i + offset) at local step i = t N + j, counted over all rounds: (rounds, N)."""
+    i = np.arange(rounds * N).reshape(rounds, N)
+    return c / (i + offset)

@@ -8,11 +8,10 @@ cannot tell: the part of it that the bias is grows like log T.
 
 import numpy as np
 
-from theory import sharp
-from theory.biases import opposed
+from theory.beyond import sharp
 from theory.functions import kinked, quadratic
 from theory.local_sgd import exact_error
-from theory.problem import Problem
+from theory.problem import Problem, opposed
 from theory.report import row, show, verdict, worst
 from theory.theorem1 import printed_bias
 from theory.theorem1_proof import corrected

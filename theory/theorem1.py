@@ -9,7 +9,7 @@ are lost before the sums, and the sums miss round 0. What holds: theorem1_proof.
 
 import numpy as np
 
-from theory import sharp
+from theory.beyond import sharp
 from theory.functions import quadratic
 from theory.local_sgd import exact_error
 from theory.problem import Problem, kinked_problem

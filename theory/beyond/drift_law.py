@@ -1,6 +1,6 @@
 """'Curriculum ends below anti-curriculum', through the drift: c mu < 1 + mu/L, or c f'' < 3.
 
-    python -m theory.drift_law
+    python -m theory.beyond.drift_law
 
 Without noise, M = 0. The biases cancel but move the clients apart, and then the mean gradient is
 not the gradient at the mean. The first law is that of a kink, the second of a smooth f: [8] of
@@ -9,8 +9,7 @@ PROOFS.md.
 
 import numpy as np
 
-from theory.functions import require
-from theory.ordering import (
+from theory.beyond.ordering import (
     at_a_kink,
     draw_runs,
     final_ratio,
@@ -18,6 +17,7 @@ from theory.ordering import (
     frame_ratios,
     where_smooth,
 )
+from theory.functions import require
 from theory.report import label_ticks, listed, row, show, verdict
 
 SPLITS = (1.5, 2), (3.0, 2), (10.0, 2), (10.0, 11)  # L/mu, Q

@@ -1,14 +1,14 @@
 """Theorem 2 on 600 random problems: as printed, by its proof, corrected.
 
-python -m theory.theorem2_random
+python -m theory.beyond.theorem2_random
 """
 
 import numpy as np
 
-from theory.biases import random_biases, random_steps, zero_sum
+from theory.beyond.grid import GRID, random_biases, random_steps
 from theory.functions import rational, ripple
 from theory.local_sgd import simulate
-from theory.problem import Problem
+from theory.problem import Problem, zero_sum
 from theory.report import row, show, worst
 from theory.theorem2 import (
     client_length,
@@ -20,8 +20,6 @@ from theory.theorem2 import (
     printed,
     weighted_left_side,
 )
-
-GRID = 600
 
 
 def uncorrelated(problem):

@@ -1,14 +1,63 @@
-"""Supplement 2, two remarks: Lambda in [35] is not bounded; the decrease rho_t of FedProx [40].
+"""Supplement 2, remarks on SGD [39] and on FedProx [35, 40].
 
-    python -m theory.fedprox
+    python -m theory.supplement
 
-On quadratics f_m. Lambda >= 1 grows as dist^-2 near theta*. PROOFS.md [11].
+The bound on SGD lacks 1/T before a sum: it is true, but it grows with T. Lambda in [35] is not
+bounded: on quadratics f_m it grows as dist^-2 near theta*. PROOFS.md [10] and [11].
 """
 
 import numpy as np
 
 from theory.functions import require
-from theory.report import row, show
+from theory.report import SLACK, row, show
+
+
+def mean_gap(curvature, theta0, gamma, sigma):
+    """mean_{t<T} E f(theta_t) - f* of SGD on sum_i h_i x_i^2 / 2, exact; sigma: (T+1,).
+
+    The paper prints f(theta_T); [39, Theorem 5] is about this mean. h, theta0: (d,).
+    """
+    P = theta0**2  # E theta_t^2 per coordinate
+    gaps = []
+    for s in sigma[:-1]:
+        gaps.append(curvature @ P / 2)
+        P = (1 - gamma * curvature) ** 2 * P + gamma**2 * s**2 / len(P)
+    return np.mean(gaps)
+
+
+def sgd_printed(E_0, gamma, sigma):
+    """E f - f* <= C_1 / (gamma T) + C_2 gamma sum_{t=0}^T sigma_t^2, C_1 = E_0, C_2 = 1."""
+    T = len(sigma) - 1
+    return E_0 / (gamma * T) + gamma * (sigma**2).sum()
+
+
+def sgd_corrected(E_0, gamma, sigma, L):
+    """mean_{t<T} E f - f* <= E_0 / (gamma T) + gamma (1/T) sum_{t<T} sigma_t^2. [10]
+
+    ValueError beyond gamma <= 1 / (2L).
+    """
+    T = len(sigma) - 1
+    require(gamma > 0 and T >= 1, "gamma > 0 and T >= 1")
+    require(gamma <= SLACK / (2 * L), "gamma <= 1 / (2L)")
+    return E_0 / (gamma * T) + gamma * (sigma[:-1] ** 2).mean()
+
+
+def sgd_ratios(T):
+    """bound / measured, printed and corrected, for sigma_t from .1 to 1 on curvatures .1 and 1."""
+    sigma = np.linspace(0.1, 1, T + 1)
+    gap = mean_gap(np.array([0.1, 1.0]), np.ones(2), 0.2, sigma)
+    bounds = sgd_printed(2, 0.2, sigma), sgd_corrected(2, 0.2, sigma, L=1)
+    return bounds / gap
+
+
+def check_sgd():
+    """100 and 1000 steps."""
+    short, fixed = sgd_ratios(100)
+    long, long_fixed = sgd_ratios(1000)
+    grows = long > 5 * short
+    note = f"the sum lacks 1/T: ratio {short:.0f} at T = 100, {long:.0f} at 1000"
+    name = "Remark, sigma_t in [39]"
+    yield row(name, "vacuous", short, min(fixed, long_fixed), note=note, vacuous=grows)
 
 
 def random_clients(rng, m=8, d=4):
@@ -61,7 +110,7 @@ def rho(B, L, mu, gamma=0.0):
     )
 
 
-def ratios(rng):
+def fedprox_ratios(rng):
     """decrease / rho ||grad f||^2 of an exact round, printed and corrected; inf for rho <= 0."""
     h, c, q = random_clients(rng)
     mu = 10 ** rng.uniform(0.5, 3)
@@ -76,7 +125,7 @@ def ratios(rng):
     return decrease / rho_printed(mu), fixed
 
 
-def check():
+def check_fedprox():
     """Lambda along a ray towards theta*; the decrease of 2000 exact proximal rounds."""
     clients = random_clients(np.random.default_rng(0))
     distance = 10.0 ** -np.arange(7)
@@ -87,9 +136,15 @@ def check():
     note = f"Lambda ~ dist^{slope:.2f} near theta*; least value seen {min(Lambda):.2f}"
     yield row("Remark, Lambda bounded by lambda", "violated", Lambda[0] / Lambda[-1], note=note)
     rng = np.random.default_rng(0)
-    printed, fixed = np.min([ratios(rng) for _ in range(2000)], 0)
+    printed, fixed = np.min([fedprox_ratios(rng) for _ in range(2000)], 0)
     note = "exact local solves, gamma = 0"
     yield row("Remark, FedProx rho_t", "violated", printed, fixed, note=note)
+
+
+def check():
+    """The remark on SGD, then those on FedProx."""
+    yield from check_sgd()
+    yield from check_fedprox()
 
 
 if __name__ == "__main__":

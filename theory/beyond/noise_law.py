@@ -1,6 +1,6 @@
 """'Curriculum ends below anti-curriculum', through the noise: exactly when c mu < 1.
 
-    python -m theory.noise_law
+    python -m theory.beyond.noise_law
 
 Under steps c / (i + s_0) local step s has the final weight alpha_s^2 prod_{r>s} (1 - alpha_r mu)^2,
 of order (s + s_0)^(2 c mu - 2): early steps weigh more when c mu < 1. PROOFS.md [8].
@@ -8,7 +8,7 @@ of order (s + s_0)^(2 c mu - 2): early steps weigh more when c mu < 1. PROOFS.md
 
 import numpy as np
 
-from theory.ordering import draw_runs, final_ratio, final_ratios, frame_ratios, through_noise
+from theory.beyond.ordering import draw_runs, final_ratio, final_ratios, frame_ratios, through_noise
 from theory.report import listed, row, show, verdict
 
 C_MU = 0.25, 0.5, 1.0, 2.0, 4.0

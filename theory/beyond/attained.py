@@ -1,6 +1,6 @@
 """Where the sharp floor (L-mu)^2/(4 mu L) V is attained: the constant cannot be improved.
 
-    python -m theory.attained
+    python -m theory.beyond.attained
 
 One client of 1 + L/mu is pushed to the steep side of the kink, in the first local step of a round;
 bound / measured tends to 1 as alpha N -> 0. PROOFS.md [5].
@@ -8,8 +8,8 @@ bound / measured tends to 1 as alpha N -> 0. PROOFS.md [5].
 
 import numpy as np
 
-from theory.biases import minority
-from theory.floor import draw_sweep, floors
+from theory.beyond.floor import draw_sweep, floors
+from theory.beyond.ordering import minority
 from theory.functions import kinked
 from theory.problem import Problem, kinked_problem
 from theory.report import label_ticks, listed, row, show

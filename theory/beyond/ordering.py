@@ -7,11 +7,17 @@ from functools import cache
 
 import numpy as np
 
-from theory.biases import diminishing_steps, minority, opposed
 from theory.functions import bent, kinked, quadratic
 from theory.local_sgd import exact_error
-from theory.problem import Problem
+from theory.problem import Problem, diminishing_steps, opposed
 from theory.report import label_ticks
+
+
+def minority(Q):
+    """Zero-sum directions u: (Q, 1), one client pushed up, the others down."""
+    u = np.full((Q, 1), 1 / (Q - 1))
+    u[0] = -1.0  # a step goes against the bias
+    return u
 
 
 def two_orders(f, directions, c, M=0.0, T=200, N=5, offset=None, B=(0.0, 8.0), step=None):

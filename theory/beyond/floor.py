@@ -1,6 +1,6 @@
 """The sharp floor: what the bias leaves for good, on the kinked problem and on random states.
 
-    python -m theory.floor
+    python -m theory.beyond.floor
 
 Of order alpha^2 N^2 B, and Q does not divide it. PROOFS.md [4] to [6]; where it is attained:
 attained.py; the bounds themselves: sharp.py.
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from theory import sharp, sharp_step
+from theory.beyond import sharp
 from theory.local_sgd import exact_error
 from theory.one_step import State, random_states
 from theory.problem import kinked_problem
@@ -38,7 +38,7 @@ def one_step_ratios():
         x = State(state.f, state.theta, state.b, alpha, B, M, sigma)
         p, w, e = 10 ** rng.uniform([-1, -2, -2], 1)
         with suppress(ValueError):  # the step is too long for these weights
-            on_E, on_V, rest = sharp_step.step(x.f, x.symbols, x.mean_B, p, w, (1 + e, 1 + 1 / e))
+            on_E, on_V, rest = sharp.step(x.f, x.symbols, x.mean_B, p, w, (1 + e, 1 + 1 / e))
             bound = on_E * x.E + on_V * x.V + rest
             ratios.append(bound / (p * x.next_E + w * x.next_V))
     return ratios

@@ -1,6 +1,6 @@
 """Theorem 1 on random problems, 600 within its step and 600 beyond it.
 
-python -m theory.theorem1_random
+python -m theory.beyond.theorem1_random
 """
 
 from contextlib import suppress
@@ -8,17 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from theory import sharp
-from theory.biases import random_biases, random_steps, zero_sum
+from theory.beyond import sharp
+from theory.beyond.grid import GRID, random_biases, random_steps
 from theory.functions import kinked, quadratic
 from theory.local_sgd import exact_error
 from theory.one_step import largest_steps
-from theory.problem import Problem, kinked_problem
+from theory.problem import Problem, kinked_problem, zero_sum
 from theory.report import row, show, worst
 from theory.theorem1 import printed
 from theory.theorem1_proof import corrected, last_display
-
-GRID = 600
 
 
 def random_problem(rng, beyond=False):
