@@ -466,8 +466,8 @@ def generate(config, fl, state: dict, t: int, clients: np.ndarray) -> dict[str, 
     return {"z": features, "y": labels}
 
 
-def teach(config, fl, state: dict, t: int) -> dict:
-    """Trains G for a round on Eq. 18 and FedGen's diversity term, `similarity`.
+def teach(config, fl, state: dict, t: int, diversity: float = 1.0) -> dict:
+    """Trains G for a round on Eq. 18, and on FedGen's `similarity` with the weight `diversity`.
 
     Returns what changes in the state: G's weights, and Adam's moments.
 
@@ -485,7 +485,7 @@ def teach(config, fl, state: dict, t: int) -> dict:
     for y, condition in zip(labels, conditions, strict=True):
         z = G(condition)
         ce = F.cross_entropy(head(z[None])[0], y, reduction="none")  # the head's input: (1, n, F)
-        J = loss_of(config, ce).mean() + similarity(z, condition[:, :NOISE])
+        J = loss_of(config, ce).mean() + diversity * similarity(z, condition[:, :NOISE])
         adam.zero_grad()
         J.backward()
         adam.step()

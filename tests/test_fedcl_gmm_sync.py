@@ -184,6 +184,7 @@ class Literal:
         self.gen = self.kind in ("fedcl", "fedgen")
         self.has_phases = self.cl and method != "fedcl-nofreeze"
         self.fresh = method == "fedcl-fresh"
+        self.diverse = not method.endswith("-nodiversity")
         self.measures = self.cl and isinstance(config, controls.Config)
         self.lr = config.lr
         if method in ("fedgen-e", "fedavg-e"):
@@ -402,9 +403,11 @@ class Literal:
         for y, x in zip(*self.draw((self.steps, 128), "teaching", t), strict=True):
             z = self.G(x)
             losses = F.cross_entropy(head(z), y, reduction="none")
-            far_z = (z[:, None] - z).abs().mean(2)
-            far_eps = (x[:, None, :32] - x[:, :32]).square().mean(2)
-            J = self.l_cl(losses).mean() + torch.exp(-(far_z * far_eps).mean())
+            J = self.l_cl(losses).mean()
+            if self.diverse:
+                far_z = (z[:, None] - z).abs().mean(2)
+                far_eps = (x[:, None, :32] - x[:, :32]).square().mean(2)
+                J = J + torch.exp(-(far_z * far_eps).mean())
             self.adam.zero_grad()
             J.backward()
             self.adam.step()
@@ -1044,6 +1047,8 @@ FEDCL = PHASES | {"tau", "lam", "generator_hidden"}
         ("fedcl", FEDCL),
         ("fedcl-fresh", FEDCL),
         ("fedcl/e", FEDCL),
+        ("fedcl-nodiversity", FEDCL),
+        ("fedgen-nodiversity", {"generator_hidden"}),
         ("fedcl-nofreeze", FEDCL - PHASES),
         ("fedgen", {"generator_hidden"}),
         ("fedgen-e", {"generator_hidden"}),

@@ -3,11 +3,14 @@
 What of FedCL does the work: its phases, or the learning rate that hides in its loss? All of this is
 ours. The paper's methods, and
 
-fedcl-fresh     Eq. 21 over the clients of the round alone: those that wait are left out
-fedcl-nofreeze  nobody freezes, and there are no phases
-fedcl/e         FedCL at 1 / e of the learning rate: at tau = 10 its loss is then cross-entropy
-fedgen-e        FedGen at e times the learning rate, the factor that its loss gives FedCL
-fedavg-e        FedAvg at e times the learning rate
+fedcl-fresh         Eq. 21 over the clients of the round alone: those that wait are left out
+fedcl-nofreeze      nobody freezes, and there are no phases
+fedcl/e             FedCL at 1 / e of the learning rate: at tau = 10 its loss is cross-entropy then
+fedgen-e            FedGen at e times the learning rate, the factor that its loss gives FedCL
+fedavg-e            FedAvg at e times the learning rate
+fedcl-nodiversity   FedCL whose generator learns from Eq. 18 as published: without the term
+                    exp(-mean d_z d_epsilon), which fedcl_gmm_sync.py takes from FedGen
+fedgen-nodiversity  FedGen whose generator learns without that term
 
 fedcl and its variants have one column more, rank_correlation: do generated features obey? It is
 Spearman's, of the difficulty that the generator is given and the one that the global head sees.
@@ -26,6 +29,7 @@ import fedcl_gmm_sync as paper
 from experiment import flag
 
 CONTROLS = ("fedcl-fresh", "fedcl-nofreeze", "fedcl/e", "fedgen-e", "fedavg-e")
+CONTROLS += ("fedcl-nodiversity", "fedgen-nodiversity")
 METHODS = paper.METHODS + CONTROLS
 
 
@@ -66,8 +70,10 @@ class Config(paper.Config):
 def method_of_paper(config: Config) -> Config:
     """The paper's method that a control changes, at the control's learning rate."""
     match config.method:
-        case "fedcl-fresh" | "fedcl-nofreeze":
+        case "fedcl-fresh" | "fedcl-nofreeze" | "fedcl-nodiversity":
             return replace(config, method="fedcl")
+        case "fedgen-nodiversity":
+            return replace(config, method="fedgen")
         case "fedcl/e":
             return replace(config, method="fedcl", lr=config.lr / math.e)
         case "fedgen-e":
@@ -78,13 +84,16 @@ def method_of_paper(config: Config) -> Config:
 
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
-    """The loop of fedcl_gmm_sync.py, for FedCL with two changes and a measure."""
+    """The loop of fedcl_gmm_sync.py, with what the controls change, and a measure."""
     method = config.method
     config = method_of_paper(config)
-    if config.method != "fedcl":
+    if not paper.has_generator(config):
         paper.federate(config, fl, run)
         return
 
+    diversity = 1.0
+    if method.endswith("-nodiversity"):
+        diversity = 0.0
     state = fl.start() | paper.begin()
     for t in run.rounds(state):
         clients = paper.select_unfrozen(config, fl, t, state["frozen"])
@@ -99,14 +108,15 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         if method == "fedcl-fresh":
             averaged = {}
         state["theta"] = paper.average(averaged, update)
-
-        state["mixtures"] |= paper.fit_mixtures(config, fl, t, update)
-        draws = paper.draw_from_mixtures(fl, state["mixtures"], t)
-        state["pool"] = paper.pool_draws(draws)
-        state |= paper.teach(config, fl, state, t)
-        columns["rank_correlation"] = rank_correlation(config, fl, state, t)
-        if method != "fedcl-nofreeze":
-            columns |= paper.synchronise(config, state, update, draws, t)
+        if paper.is_fedcl(config):
+            state["mixtures"] |= paper.fit_mixtures(config, fl, t, update)
+            draws = paper.draw_from_mixtures(fl, state["mixtures"], t)
+            state["pool"] = paper.pool_draws(draws)
+        state |= paper.teach(config, fl, state, t, diversity)
+        if paper.is_fedcl(config):
+            columns["rank_correlation"] = rank_correlation(config, fl, state, t)
+            if method != "fedcl-nofreeze":
+                columns |= paper.synchronise(config, state, update, draws, t)
         run.record(t, state, update, **columns)
 
 
