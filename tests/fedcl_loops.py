@@ -1,7 +1,8 @@
 """FedCL once more: loops over rounds, clients, steps and samples with torch's own layers, float64.
 
 Of the project it shares the random streams, the initial weights and the dealing of samples to
-clients. Each rule is written down again. `Loops` is fedcl_fgn.py, `StudyLoops` selection.py.
+clients. Each rule is written down again. `Loops` is fedcl_fgn.py, `StudyLoops` selection.py,
+`CriticalLoops` criticalfl.py.
 """
 
 import csv
@@ -18,7 +19,7 @@ import common
 import experiment
 import fedcl_fgn
 from data import load_data
-from results.fedcl_fgn import selection
+from results.fedcl_fgn import criticalfl, selection
 
 COMMAND = (
     "--dtype float64 --trials 1 --clients 6 --clients-per-round 2 --alpha 0.6 --min-size 8 "
@@ -244,6 +245,9 @@ class Loops:
     def in_fgn(self, eta):
         return eta
 
+    def fgn(self, t, p, eta, norms):
+        return sum(p[m] * self.in_fgn(eta) * norms[m] for m in p)
+
     def is_over(self, t):
         return t == self.config.rounds
 
@@ -272,7 +276,7 @@ class Loops:
             if c.fgn == "per_sample":
                 norms[m] = self.norm(t, m)
         row = {"round": t + 1, "clients": len(p), "train_loss": np.mean([*losses.values()])}
-        row["fgn"] = sum(p[m] * self.in_fgn(eta) * norms[m] for m in p)
+        row["fgn"] = self.fgn(t, p, eta, norms)
         if c.method == "cl":
             if c.detector == "fim":
                 row["fim"] = sum(p[m] * self.trace(t, m) for m in p)
@@ -385,3 +389,62 @@ class StudyLoops(Loops):
         if self.config.budget:
             return self.spent() == self.config.budget
         return super().is_over(t)
+
+
+class CriticalLoops(Loops):
+    """The later code's rule and FGN, and FedAvg with FedCL's uploads, more of them early."""
+
+    script = criticalfl
+
+    def begin(self):
+        self.judged = [0.0] * 12
+        if self.config.method == "early":
+            place = self.flags.index("--method") + 1
+            rows = Loops([*self.flags[:place], "cl", *self.flags[place + 1 :]]).rows
+            self.sizes = self.spread([row["clients"] for row in rows])
+
+    def spread(self, clients):
+        """Takes uploads away from rounds of M clients, the last ones first."""
+        third = max(1, len(clients) // 3)
+        late = int(min(np.mean(clients), np.mean(clients[-third:])))
+        sizes = [self.M] * len(clients)
+        for t in reversed(range(len(clients))):
+            sizes[t] = max(late, sizes[t] - (sum(sizes) - sum(clients)))
+        return sizes
+
+    def size(self, t):
+        if self.config.method == "early":
+            return self.sizes[t]
+        c = self.config
+        if t == 0:
+            return c.clients_per_round
+        n = self.rows[-1]["clients"]
+        if "critical" not in self.rows[-1]:
+            return n
+        critical = self.rows[-1]["critical"]
+        if c.rule == "paper":
+            return self.change(n, critical, not critical)
+        most = int(0.75 * self.M)
+        if critical and all(row["clients"] != most for row in self.rows[::2]):
+            return min(2 * n, most)
+        if not critical:
+            return max(math.ceil(n / 2), c.clients_per_round)
+        return n
+
+    def fgn(self, t, p, eta, norms):
+        if self.config.method == "early" or self.config.signal == "paper":
+            return super().fgn(t, p, eta, norms)
+        sums = [eta * min(norms[m], 100) * len(self.batches(t, m)) / 2 for m in p]  # 2 epochs
+        return np.mean(sums)
+
+    def round(self, t):
+        row = super().round(t)
+        if self.config.method == "criticalfl" and self.config.rule == "paper":
+            row["critical"] = int(self.is_critical(row["fgn"]))
+        elif self.config.method == "criticalfl" and t % 2 == 0:
+            self.judged.append(row["fgn"])
+            before = np.mean(self.judged[-11:-1])
+            now = np.mean(self.judged[-10:])
+            grew = now / max(before, 1e-7) > 1 + self.config.delta
+            row["critical"] = int(grew or len(self.judged) <= 12 + 5)
+        return row

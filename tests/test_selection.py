@@ -10,13 +10,23 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from fedcl_loops import FLAGS, StudyLoops, assert_same_rows, load_state, of, read, write_data
+from fedcl_loops import (
+    FLAGS,
+    CriticalLoops,
+    StudyLoops,
+    assert_same_rows,
+    load_state,
+    of,
+    read,
+    write_data,
+)
 
 import common
 import experiment
+import fedcl_fgn
 import report
 from data import load_data
-from results.fedcl_fgn import compare, rules, selection
+from results.fedcl_fgn import compare, criticalfl, rules, selection
 
 
 @pytest.fixture(scope="module")
@@ -625,3 +635,55 @@ def test_compare_joins_several_runs(tmp_path, data, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         compare.main([str(first), "--first", "fedavg"])
     assert stopped.value.code == 2
+
+
+# ---------------------------------------------------------------------------------- criticalfl.py
+
+LATER = {
+    "fedavg+criticalfl": "--method criticalfl --rounds 50 --delta 0 --lr-decay 1 --lr 0.1",
+    "fedprox+criticalfl paper-rule": "--method criticalfl --rule paper --base fedprox",
+    "fedavg+criticalfl paper-fgn": "--method criticalfl --signal paper --rounds 26 --delta 0.9",
+    "fedavg+early": "--method early --rounds 8",
+}
+
+
+@pytest.mark.parametrize("method", LATER)
+def test_the_later_code_equals_loops(tmp_path, data, method):
+    flags = [*FLAGS, "--clients", "16", "--min-size", "2", "--dataset", data]
+    flags += ["--eval-every", "9", *LATER[method].split()]
+    with_cl = list(flags)
+    if "early" in method:
+        with_cl.insert(with_cl.index("--method") + 1, "cl")
+    criticalfl.main([*with_cl, "--out", str(tmp_path)])
+    rows = of(read(tmp_path), method)
+    assert len({row["clients"] for row in rows}) > 1
+    loops = CriticalLoops(flags)
+    assert_same_rows(rows, loops.rows)
+    theta = load_state(tmp_path, method)["theta"]
+    torch.testing.assert_close(theta, loops.theta, rtol=0, atol=1e-9)
+
+
+def test_the_study_goes_on_from_a_run_of_the_script(tmp_path, data):
+    """FedCL and FedAvg are bit for bit the script's, and are not trained a second time."""
+    flags = [*FLAGS, "--dataset", data, "--method", "base", "cl"]
+    fedcl_fgn.main([*flags, "--out", str(tmp_path / "script")])
+    criticalfl.main([*flags, "--out", str(tmp_path / "study")])
+    wanted = [row | {"seconds": ""} for row in read(tmp_path / "script")]
+    assert [row | {"seconds": ""} for row in read(tmp_path / "study")] == wanted
+    before = read(tmp_path / "script")
+    flags += ["criticalfl", "early", "--out", str(tmp_path / "script"), "--resume"]
+    criticalfl.main(flags)
+    assert read(tmp_path / "script")[: len(before)] == before  # their seconds, too
+
+
+@pytest.mark.parametrize(
+    "clients, sizes",
+    [
+        ([4, 8, 16, 8, 2, 4], [16, 14, 3, 3, 3, 3]),
+        ([16, 16, 16], [16, 16, 16]),
+        ([2, 2, 8], [4, 4, 4]),
+        ([5, 4, 4], [5, 4, 4]),
+    ],
+)
+def test_early_clients_by_hand(clients, sizes):
+    assert criticalfl.early_sizes(np.array(clients), 16).tolist() == sizes

@@ -1,0 +1,207 @@
+"""python -m results.fedcl_fgn.criticalfl --lr-decay 0.9 --rounds 200 --batch-size 16
+
+Does detection gain, or do more clients in the first rounds? FedCL's paper was published later as
+CriticalFL (KDD 2023), with code that has another rule and another FGN. This study compares four
+methods on the same selections of clients:
+
+base        FedAvg, or another --base
+cl          FedCL, Algorithm 2 of the paper: fedcl_fgn.py itself
+criticalfl  the rule and the FGN of the later code; --rule paper and --signal paper switch each to
+            the paper's, and both together are `cl`
+early       the control: the base with more clients in its first rounds, without detection, and
+            with the uploads of `cl` in the same trial (`early_sizes`)
+
+What the later code does that this study does not:
+- It clips every gradient at a norm of 10 before the step. Here no step is clipped. In FGN a
+  client's mean of ||gradient||^2 over its batches is clipped at 10^2, not each batch.
+- In critical rounds its clients send only the fifth of their weights that changed most.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+import common
+import experiment
+import fedcl_fgn as paper
+from experiment import flag
+
+WINDOW = 10  # FGNs in a mean
+SURELY = 5  # so many first judgements are critical
+MAX_NORM = 10
+
+
+def is_criticalfl(config) -> bool:
+    """Whether this method is the later code's."""
+    return config.method == "criticalfl"
+
+
+def uses_delta(config) -> bool:
+    """Whether FGN sets the number of clients, in this run or in the run that it follows."""
+    return config.method != "base"
+
+
+def followed(config) -> dict:
+    """The option that names the method whose uploads `early` spends."""
+    if config.method == "early":
+        return {"method": "cl"}
+    return {}
+
+
+@dataclass
+class Config(paper.Config):
+    """The options of fedcl_fgn.py, and those of the later code."""
+
+    method: str = flag(
+        ("base", "cl", "criticalfl", "early"),
+        "the base; FedCL; the later code's rule; the base with FedCL's uploads, more of them early",
+        choices=("base", "cl", "criticalfl", "early"),
+    )
+    detector: str = flag("fgn", "what is judged", choices=("fgn",), when=paper.is_cl)
+    delta: float = flag(
+        0.01, "growth of FGN that makes a round critical", low=0, high=math.inf, when=uses_delta
+    )
+    rule: str = flag(
+        "code", "how criticalfl judges a round", choices=("code", "paper"), when=is_criticalfl
+    )
+    signal: str = flag(
+        "code", "which FGN criticalfl judges", choices=("code", "paper"), when=is_criticalfl
+    )
+
+    def reads_rounds(self) -> bool:
+        """Whether a round depends on their number: `early` follows a whole run of FedCL."""
+        return self.method == "early"
+
+
+def name(config: Config) -> str:
+    """fedavg, fedavg+cl, fedavg+early, fedavg+criticalfl, fedavg+criticalfl paper-rule, .."""
+    words = [paper.name(config)]
+    if is_criticalfl(config) and config.rule == "paper":
+        words.append("paper-rule")
+    if is_criticalfl(config) and config.signal == "paper":
+        words.append("paper-fgn")
+    return " ".join(words)
+
+
+def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
+    """One of the four methods; the first two are those of fedcl_fgn.py."""
+    if config.method in ("base", "cl"):
+        paper.federate(config, fl, run)
+        return
+    sizes = None
+    if config.method == "early":
+        rows = run.other(**followed(config)).load()["rows"]
+        clients = np.array([row["clients"] for row in rows])
+        sizes = early_sizes(clients, config.clients)
+
+    state = fl.start()
+    state |= {"n": config.clients_per_round, "fgns": [], "is_full": False}
+    for t in run.rounds(state):
+        n = state["n"] if sizes is None else int(sizes[t])
+        clients = fl.select(t, n)
+        theta = state["theta"]
+        eta = config.lr * config.lr_decay**t
+        batches = paper.draw_batches(config, fl, t, clients)
+        update = fl.train(state, t, clients, batches, lr=eta)
+        p = fl.proportions(clients)
+        state["theta"] = fl.aggregate(state, update, p)
+
+        if is_criticalfl(config) and config.signal == "code":
+            columns = {"fgn": summed_fgn(update, eta, config.epochs)}
+        else:
+            g_sq = paper.squared_norms(config, fl, t, theta, update)
+            columns = {"fgn": float(p @ (eta * g_sq))}
+        if is_criticalfl(config):
+            columns |= judge(config, state, t, columns["fgn"])
+        run.record(t, state, update, **columns)
+
+
+def early_sizes(clients: np.ndarray, M: int) -> np.ndarray:
+    """The clients of each round of `early` (R,), from those of FedCL's rounds (R,).
+
+    The first rounds select all M clients. The others select FedCL's mean of its last third, or its
+    mean of all rounds where that is smaller, rounded down. The sum is FedCL's: so the first rounds
+    are as many as that allows, and the round after them selects what is left.
+    """
+    R = len(clients)
+    last_third = clients[-max(1, R // 3) :]
+    late = int(min(last_third.mean(), clients.mean()))
+    sizes = np.full(R, late)
+    extra = clients.sum() - sizes.sum()
+    whole, left = divmod(extra, max(1, M - late))
+    sizes[:whole] = M
+    sizes[whole : whole + 1] += left
+    return sizes
+
+
+def summed_fgn(update: common.Update, eta: float, epochs: int) -> float:
+    """The later code's FGN: eta times the sum of ||g||^2 over an epoch's batches.
+
+    It is the mean over epochs and clients, all with the same weight: large clients count more.
+    """
+    g_sq = np.minimum(update.grad_sq, MAX_NORM**2)
+    sums = g_sq * update.steps / epochs
+    return float(eta * sums.mean())
+
+
+def judge(config: Config, state: dict, t: int, fgn: float) -> dict:
+    """Sets state["n"], the clients of the next round: the row's column `critical`, if judged."""
+    n = state["n"]
+    n_0 = config.clients_per_round
+    if config.rule == "paper":
+        previous = state["fgns"][-1] if state["fgns"] else None
+        critical = paper.is_critical(previous, fgn, config.delta)
+        state["fgns"] = [fgn]
+        state["n"] = paper.double(n, config.clients) if critical else paper.halve(n, n_0)
+        return {"critical": int(critical)}
+
+    if t % 2 == 1:  # every second round is judged
+        return {}
+    state["fgns"].append(fgn)
+    critical = window_grew(state["fgns"], config.delta)
+    most = max(int(0.75 * config.clients), n_0)
+    state["is_full"] = state["is_full"] or n == most
+    if critical and not state["is_full"]:  # after `most` it never doubles again
+        state["n"] = min(2 * n, most)
+    elif not critical:
+        state["n"] = max(n - n // 2, n_0)
+    return {"critical": int(critical)}
+
+
+def window_grew(fgns: list[float], delta: float) -> bool:
+    """Whether the mean of the last ten FGNs is more than 1 + delta times the mean before the last.
+
+    The list begins with zeros, so that it grows until ten FGNs are there.
+    """
+    if len(fgns) <= SURELY:
+        return True
+    padded = [0.0] * (WINDOW + 1) + fgns
+    new = np.mean(padded[-WINDOW:])
+    old = np.mean(padded[-WINDOW - 1 : -1])
+    return bool(new - old > delta * max(old, 1e-7))
+
+
+PRESETS = {
+    "alexnet": f"{paper.ALEXNET} --alpha 0.1 --lr-decay 0.9  # the later code's model and decay",
+    "switches": "--batch-size 16 --method criticalfl --rule code paper --signal code paper",
+}
+
+
+def main(argv=None) -> None:
+    """The command line; `argv` replaces it in tests."""
+    experiment.main(
+        Config,
+        PRESETS,
+        __doc__,
+        argv,
+        federate=federate,
+        compare=("method", "detector", "rule", "signal"),
+        name=name,
+        plot=paper.plot,
+        after=followed,
+    )
+
+
+if __name__ == "__main__":
+    main()
