@@ -1,0 +1,278 @@
+"""python plain/fedavg_curriculum.py
+
+Read this file; to get results run ../fedavg_curriculum.py. It is a curriculum in federated
+learning, Algorithm 1 of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV
+2023, https://arxiv.org/abs/2212.12712).
+
+In federated learning M clients keep their data, and a server owns a model. In each round the server
+sends the model's weights theta to K clients, selected at random. Each of them trains on its own
+samples and sends its weights back, and the server averages them (FedAvg). With a curriculum each
+client learns from its easiest samples first.
+
+Why it should help: the clients' data differ, so their models move apart as they train. Easy samples
+vary less, so the clients' easy samples are more alike than all of their samples are. A curriculum
+begins with these, and adds the samples on which clients disagree only later.
+
+    in each round t = 0, 1, ..
+        the server sends theta to K of the M clients, selected at random
+        each of these clients m, which holds N samples:
+            computes the loss of every sample under theta, and sorts: the smallest loss is first
+            theta_m <- theta
+            at each of its T local steps:
+                theta_m takes a step of SGD on a batch from the first g(step) samples
+            sends theta_m and N
+        the server:
+            p_m   <- N of client m / (the sum of N over these clients)
+            theta <- sum_m p_m theta_m
+
+A batch holds B samples, and T is what E passes over all samples take. The samples of a batch come
+from a queue. When it holds too few, the first g(step) samples are shuffled and appended to it. So
+each of them comes once before any comes again.
+
+The pacing function g grows from b N to N in the first a T steps:
+
+    g(step) = b N + (1 - b) N f(x), rounded down, at least 1            x = step / (a T), at most 1
+    f(x) = x, x^2, sqrt(x), [x = 1] or (e^(10 x) - 1) / (e^10 - 1)
+
+Other orders to compare with: anti (the largest loss first), random (a random order in each round,
+with the same g) and vanilla (g = N, which is FedAvg).
+
+How this differs from the paper:
+- The paper's linear, quadratic, root and step functions end above N, and its exponential function
+  is N at once (Table 5). Here all five are corrected.
+- The paper sorts by descending score 1 / loss, which gives the same order.
+- The paper trains on "{x_1, .., x_g}" at a step. Here this means one batch from these samples.
+
+../fedavg_curriculum.py adds data sets, models, six other scores, pacing across rounds, a falling
+learning rate, other bases than FedAvg, trials, figures and GPUs. With `--dtype float64` its
+metrics.csv holds the numbers that this file prints: trial 0 of the same method. This file takes
+about 20 seconds on one core.
+"""
+
+import argparse
+import copy
+import math
+import zlib
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+PACINGS = {  # f(x), where x grows from 0 to 1
+    "linear": lambda x: x,
+    "quadratic": lambda x: x**2,
+    "root": lambda x: math.sqrt(x),
+    "step": lambda x: x >= 1 - 1e-9,  # x may be rounded down
+    "exponential": lambda x: math.expm1(10 * x) / math.expm1(10),
+}
+OPTIONS = {  # name: default, help; names and defaults are those of the script
+    "order": ("curriculum", "the samples that come first: easy, hard, random, or all at once"),
+    "pacing": ("linear", "f, the shape of the pacing function"),
+    "pacing_a": (0.8, "a, fraction of the local steps until all samples are admitted"),
+    "pacing_b": (0.2, "b, fraction of the samples that are admitted at the first step"),
+    "clients": (50, "M, all clients"),
+    "clients_per_round": (10, "K, clients of a round"),
+    "alpha": (0.1, "how equal the clients' labels are (small: very different)"),
+    "min_size": (1, "fewest samples of a client"),
+    "rounds": (20, "communication rounds"),
+    "epochs": (5, "E, passes over all samples that take as long as T steps"),
+    "batch_size": (10, "B, samples in a batch"),
+    "lr": (0.01, "the clients' learning rate"),
+    "momentum": (0.9, "of the clients' SGD"),
+    "weight_decay": (5e-4, "of the clients' SGD"),
+    "seed": (202207, "of all random numbers"),
+    "trial": (0, "another number gives other clients, initial weights and batches"),
+}
+CHOICES = {"order": ("curriculum", "anti", "random", "vanilla"), "pacing": tuple(PACINGS)}
+
+
+# ---------------------------------------------------------------------------------- the algorithm
+
+
+def federate(config, model):
+    """Algorithm 1. Trains `model` in place, and yields the results of each round."""
+    x, y, x_test, y_test = load_data()
+    shards = partition(config, y)
+    K = config.clients_per_round
+    for t in range(config.rounds):
+        messages = []
+        for m in stream(config, "select", t).permutation(config.clients)[:K]:
+            own = shards[m]
+            messages.append(client_update(config, model, x[own], y[own], t, m))
+        theta = server_update(messages)
+        vector_to_parameters(theta, model.parameters())
+        yield {"round": t + 1, "clients": K} | evaluate(model, x_test, y_test)
+
+
+def client_update(config, model, x, y, t, m):
+    """Scores and trains on client m's samples x, y. Returns what it sends: theta_m, N."""
+    losses = sample_losses(model, x, y)
+    first_to_last = sort(config.order, losses, stream(config, "ties", t, m))
+    batches = take_batches(config, first_to_last, stream(config, "batches", t, m))
+    client = copy.deepcopy(model)  # theta_m <- theta
+    optimizer = torch.optim.SGD(  # a new one in each round, so momentum begins at 0
+        client.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
+    )
+    for batch in batches:
+        loss = F.cross_entropy(client(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    theta_m = parameters_to_vector(client.parameters()).detach()
+    return theta_m, len(y)
+
+
+def server_update(messages):
+    """The next theta, from the messages of this round's clients."""
+    thetas, N = zip(*messages, strict=True)
+    p = np.array(N) / sum(N)
+    return torch.from_numpy(p) @ torch.stack(thetas)
+
+
+@torch.no_grad()
+def sample_losses(model, x, y):
+    """The loss of each sample (n,), its difficulty."""
+    return F.cross_entropy(model(x), y, reduction="none").numpy()
+
+
+def sort(order, losses, rng):
+    """The samples in the order in which they are admitted. Equal losses are in random order."""
+    shuffled = rng.permutation(len(losses))
+    if order == "curriculum":
+        return shuffled[np.argsort(losses[shuffled], kind="stable")]
+    if order == "anti":
+        return shuffled[np.argsort(-losses[shuffled], kind="stable")]
+    return shuffled  # random, and vanilla, which admits all at once
+
+
+def take_batches(config, first_to_last, rng):
+    """Yields the batch of each local step, as places in the client's samples."""
+    N = len(first_to_last)
+    T = config.epochs * math.ceil(N / config.batch_size)
+    B = min(config.batch_size, N)
+    queue = []
+    for step in range(T):
+        while len(queue) < B:
+            admitted = first_to_last[: g(config, step, T, N)]
+            admitted = np.sort(admitted)  # same numbers
+            queue += rng.permutation(admitted).tolist()
+        yield queue[:B]
+        queue = queue[B:]
+
+
+def g(config, step, T, N):
+    """The pacing function: how many of N samples are admitted at a step of T."""
+    if config.order == "vanilla":
+        return N
+    a = config.pacing_a
+    b = config.pacing_b
+    x = 1.0
+    if step < a * T:
+        x = step / (a * T)
+    f = PACINGS[config.pacing]
+    admitted = b * N + (1 - b) * N * f(x)
+    return max(1, math.floor(admitted + 1e-9))  # admitted may be rounded down
+
+
+# ------------------------------------------------- what all programs of this folder have in common
+# Lines marked "same numbers" are needed only to print the numbers of the script.
+
+
+@torch.no_grad()
+def evaluate(model, x, y):
+    """Accuracy in percent, and mean loss."""
+    logits = model(x)
+    is_correct = (logits.argmax(1) == y).double()
+    loss = F.cross_entropy(logits, y)
+    return {"accuracy": 100 * is_correct.mean().item(), "loss": loss.item()}
+
+
+def stream(config, purpose, *key):
+    """A generator of random numbers for each purpose, round and client.
+
+    So the batches of client 7 in round 3 do not depend on what else was random before.
+    """
+    code = zlib.crc32(purpose.encode())
+    return np.random.default_rng([config.seed, config.trial, code, *key])
+
+
+def load_data():
+    """Images (n, 1, 28, 28) and labels (n,) of scikit-learn's digits: training, then test."""
+    x, y = map(torch.from_numpy, load_digits(return_X_y=True))
+    x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
+    x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
+    x = x.round().double()  # same numbers
+    samples = np.arange(len(y))
+    train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
+    x = (x - x[train].mean()) / x[train].std(correction=0)
+    return x[train], y[train], x[test], y[test]
+
+
+def partition(config, y):
+    """Divides the samples of each class among the clients, in random fractions ~ Dir(alpha).
+
+    Returns each client's samples, as places in y (n,).
+    """
+    y = y.numpy()
+    rng = stream(config, "partition")
+    rng.permutation(len(y))  # same numbers
+    classes = [rng.permutation(np.flatnonzero(y == c)) for c in range(10)]
+    client_of = np.empty(len(y), dtype=int)
+    for samples in classes:
+        fractions = rng.dirichlet(np.full(config.clients, config.alpha))
+        ends = fractions.cumsum() * len(samples)  # each client has the interval up to its end
+        middles = np.arange(len(samples)) + 0.5  # sample i is the point i + 0.5
+        client_of[samples] = np.searchsorted(ends[:-1], middles)
+    order = rng.permutation(len(y))
+    shards = [list(order[client_of[order] == k]) for k in range(config.clients)]
+    for shard in shards:
+        while len(shard) < config.min_size:  # it gets a sample of the largest client
+            largest = max(shards, key=len)
+            shard.append(largest.pop())
+    return [np.sort(shard) for shard in shards]  # same numbers
+
+
+def make_model(rng):
+    """LeNet-5 with PyTorch's initial weights."""
+    torch.manual_seed(int(rng.integers(2**31)))
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
+    return model.double()  # same numbers
+
+
+def parse_options(words=None):
+    """The options of the command line, or of `words` in its place, each as an attribute."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, (default, text) in OPTIONS.items():
+        option = "--" + name.replace("_", "-")
+        choices = CHOICES.get(name)
+        parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
+    config = parser.parse_args(words)
+    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
+        parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
+    return config
+
+
+if __name__ == "__main__":
+    config = parse_options()
+    torch.set_num_threads(1)  # a model this small is slower on several
+    model = make_model(stream(config, "init"))
+    for row in federate(config, model):
+        cells = [f"{name} {value:<9.4g}" for name, value in row.items()]
+        print(*cells)
