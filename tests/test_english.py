@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "REFERENCE.md")
+PAGES = ("README.md", "REFERENCE.md", "results/bench.md")
 OLD_WORD = re.compile(  # what we write instead: model, select, method, fraction, again, ..
     r"\b(?:nets?|draws?|drawn|arms?|shares?|anew|beside|parts|heeds?|unlike|alike|trainings|whose"
     r"|dealt|deals|somebody's|stands? for|in place of|of which|that of|those of|of ours|but for"
@@ -19,7 +19,7 @@ OLD_WORD = re.compile(  # what we write instead: model, select, method, fraction
 )
 NO_ZERO = re.compile(r"(?<![\w.\]/*])[+−-]?\.\d")  # .6, but not 0.6, x.5 or v1.2
 UNREAD = (
-    r"<!-- (?!end).*?<!-- end -->",  # a table made by a program
+    r"<!-- (?!end).*?<!-- end.*?-->",  # a table made by a program
     r"^ *```.*?^ *```",
     r"(?<=\])\([^)]*\)",  # where a link leads
     r"^#+ .*?$",
