@@ -33,8 +33,7 @@ import torch
 
 import common
 import experiment
-import report
-from experiment import flag
+from experiment import flag, report
 
 ORDERS = ("curriculum", "anti", "random", "vanilla")
 PACINGS = ("linear", "quadratic", "root", "step", "exponential")
@@ -449,9 +448,16 @@ PRESETS = {
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": federate, "name": name, "plot": plot}
-    orders = ("client_order", "data_order")
-    experiment.main(Config, PRESETS, __doc__, argv, compare=orders, **hooks)
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
+        federate=federate,
+        compare=("client_order", "data_order"),
+        name=name,
+        plot=plot,
+    )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":

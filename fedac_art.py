@@ -479,8 +479,15 @@ PRESETS = {
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": federate, "draw": draw}
-    experiment.main(Config, PRESETS, __doc__, argv, compare=("method",), **hooks)
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
+        federate=federate,
+        compare=("method",),
+        draw=draw,
+    )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":

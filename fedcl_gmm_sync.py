@@ -43,10 +43,9 @@ from torch import Tensor, nn
 
 import common
 import experiment
-import report
 import training
 from data import Data, UsageError
-from experiment import flag
+from experiment import flag, report
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
 NUMBERS_OF_A_MIXTURE = 9  # alpha, mu, sigma^2 of three Gaussians
@@ -618,9 +617,15 @@ PRESETS = {  # command lines, each perhaps with a remark for --list-presets
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    experiment.main(
-        Config, PRESETS, __doc__, argv, federate=federate, compare=("method",), plot=plot
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
+        federate=federate,
+        compare=("method",),
+        plot=plot,
     )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":

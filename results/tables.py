@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from report import holm
+from experiment.report import holm
 from results import clock_answers
 from results.evidence import FOLDER, Interval, difference, interval, values
 

@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import experiment  # noqa: E402
-import report  # noqa: E402
+from experiment import report  # noqa: E402
 
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 SHORT = """--dataset=tiny.npz --device=cpu --jobs=1 --clients=4 --clients-per-round=2 --rounds=1

@@ -27,12 +27,11 @@ import torch
 import common
 import data
 import experiment
-import report
 from common import NonFiniteError
 from data import UsageError
-from experiment import flag
+from experiment import flag, report
 
-ROOT = Path(experiment.__file__).parent
+ROOT = Path(experiment.__file__).parent.parent
 SCRIPTS = [
     "fedavg_curriculum",
     "client_curriculum",
@@ -121,8 +120,9 @@ DOC = "python test_experiment.py --method a b\n\nA test."
 
 
 def main(argv=None, **hooks) -> None:
-    hooks = {"federate": federate, "after": replayed} | hooks
-    experiment.main(Config, PRESETS, DOC, argv, compare=("method",), **hooks)
+    fields = {"config": Config, "presets": PRESETS, "doc": DOC, "compare": ("method",)}
+    fields |= {"federate": federate, "after": replayed} | hooks
+    experiment.main(experiment.Script(**fields), argv)
 
 
 @pytest.fixture
@@ -383,14 +383,14 @@ def test_a_run_that_stops_goes_on_where_it_was(work, stop_at, monkeypatch):
 
 def test_a_checkpoint_is_written_rarely_where_that_takes_long(work, monkeypatch):
     counts = []
-    save = experiment.save
+    save = experiment.runs.save
 
     def noted(path, fingerprint, saved):
         if isinstance(saved, dict):
             counts.append(len(saved["rows"]))
         save(path, fingerprint, saved)
 
-    monkeypatch.setattr(experiment, "save", noted)
+    monkeypatch.setattr(experiment.runs, "save", noted)
     clock = iter(range(10**6))
     monkeypatch.setattr(time, "perf_counter", clock.__next__)  # each reading is a second later
     trained(a_run("dear", rounds=50))
@@ -527,7 +527,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(work):
 
 def test_a_write_that_fails_leaves_the_old_file(work, monkeypatch):
     path = work / "a.pt"
-    experiment.save(path, {}, "old")
+    experiment.runs.save(path, {}, "old")
     before = path.read_bytes()
 
     def full(file):
@@ -535,7 +535,7 @@ def test_a_write_that_fails_leaves_the_old_file(work, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
         patch.setattr(os, "fsync", full)
-        experiment.save(path, {}, {"w": torch.ones(3)})
+        experiment.runs.save(path, {}, {"w": torch.ones(3)})
     assert path.read_bytes() == before and not list(work.glob("*.tmp"))
 
 
@@ -556,7 +556,7 @@ def test_names_of_runs_become_files_without_clashes():
 
 def test_gaps_in_the_heap_are_given_back_every_ten_rounds(work, monkeypatch):
     trimmed = []
-    monkeypatch.setattr(experiment, "trim_heap", lambda: trimmed.append(1))
+    monkeypatch.setattr(experiment.runs, "trim_heap", lambda: trimmed.append(1))
     trained(a_run("r", rounds=29))
     assert len(trimmed) == 2
 
@@ -762,7 +762,7 @@ def test_a_resumed_sweep_may_be_wider_or_narrower(work, capsys):
 def test_two_commands_in_one_folder(work, capsys):
     start("--out=r")
     before = files("r")
-    with experiment.locked(Path("r")):
+    with experiment.disk.locked(Path("r")):
         for more in ([], ["--resume"]):
             assert "another run is at work" in refused(capsys, "--out=r", *more)
     assert files("r") == before
@@ -905,19 +905,19 @@ def test_signals_are_restored(work):
     [(8, {}, 6), (4, {}, 4), (4, {"threads": 2}, 2), (1, {}, 1), (4, {"jobs": 64}, 6)],
 )
 def test_as_many_processes_as_there_are_runs_and_cores(monkeypatch, cores, flags, expected):
-    monkeypatch.setattr(experiment, "cpu_count", lambda: cores)
+    monkeypatch.setattr(experiment.command, "cpu_count", lambda: cores)
     runs = [a_run("r", trial=trial, **flags) for trial in range(6)]
-    assert experiment.count_processes(runs) == expected
+    assert experiment.command.count_processes(runs) == expected
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert experiment.count_processes(runs) == 1
+    assert experiment.command.count_processes(runs) == 1
     monkeypatch.delenv("WORLD_SIZE")
     if not flags:
         runs[0].device = "cuda"
-        assert experiment.count_processes(runs) == 1
+        assert experiment.command.count_processes(runs) == 1
 
 
 def test_progress_without_a_terminal_is_a_line_every_tenth(capsys):
-    progress = experiment.Progress(40)
+    progress = experiment.command.Progress(40)
     for t in range(40):
         progress(1, float(t))
     lines = capsys.readouterr().err.splitlines()
@@ -926,7 +926,7 @@ def test_progress_without_a_terminal_is_a_line_every_tenth(capsys):
 
 def test_progress_in_a_terminal_is_a_bar_with_the_last_accuracy(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = experiment.Progress(40)
+    progress = experiment.command.Progress(40)
     progress(30, 12.34)
     progress.bar.refresh()
     shown = capsys.readouterr().err
@@ -993,7 +993,7 @@ def test_ctrl_c_before_a_folder_is_chosen_has_nothing_to_go_on_with(work, capsys
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "load_data", interrupt)
+    monkeypatch.setattr(experiment.runs, "load_data", interrupt)
     assert refused(capsys, status=130) == "stopped"
     assert not (work / "runs").exists()
 
@@ -1031,7 +1031,7 @@ def test_ctrl_c_at_the_start_of_the_importing_process_is_not_lost(monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
-            experiment.process_context()
+            experiment.processes.process_context()
     finally:
         signal.signal(signal.SIGINT, before)
     assert blocked == [True]

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 import common
 import experiment
 import fedac_art
-import report
 from data import Data, load_data
+from experiment import report
 from fedac_art import fuzzy_art, small_clusters, weigh_samples
 from nets import build_model
 from results.fedac_art import controls

@@ -35,9 +35,9 @@ from algorithm_1 import (
 import common
 import experiment
 import fedavg_curriculum as script
-import report
 import training
 from data import load_data
+from experiment import report
 
 ROOT = Path(script.__file__).parent
 ORDERS = ("curriculum", "anti", "random", "vanilla")

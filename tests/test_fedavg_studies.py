@@ -31,9 +31,9 @@ from algorithm_1 import (
 import common
 import experiment
 import fedavg_curriculum as script
-import report
 import training
 from data import load_data
+from experiment import report
 from results.fedavg_curriculum import explain, exposure, rivals, schedule
 
 ROOT = Path(script.__file__).parent

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import experiment
 import fedcl_fgn as fgn
-import report
+from experiment import report
 
 FIGURES = (
     "fig1 fig2 fig6 fig6-vgg fig10 fig11 fig12 fig13 fig14 fig15 fig17 fig18 fig26 fig29 "

@@ -19,8 +19,6 @@ NODES = {
     "training.py": 2530,
     "data.py": 2300,
     "nets.py": 2300,
-    "experiment.py": 4280,
-    "report.py": 1400,
     "fedavg_curriculum.py": 1400,
     "client_curriculum.py": 1800,
     "fedcl_fgn.py": 1300,
@@ -34,7 +32,8 @@ SCRIPTS = (
     "fedcl_gmm_sync.py",
     "fedac_art.py",
 )
-MODULES = sorted([*ROOT.glob("*.py"), *ROOT.glob("theory/**/*.py"), *ROOT.glob("results/**/*.py")])
+FOLDERS = ("*.py", "experiment/*.py", "theory/**/*.py", "results/**/*.py")
+MODULES = sorted(path for pattern in FOLDERS for path in ROOT.glob(pattern))
 FILES = [*MODULES, *sorted(ROOT.glob("tests/*.py"))]
 
 INLINE = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
-import report
+from experiment import report
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy.special import stdtr
 
-import report
+from experiment import report
 from results import clock_answers, evidence, figures, reproduce, tables
 
 ROOT = evidence.FOLDER.parent

@@ -24,8 +24,8 @@ from fedcl_loops import (
 import common
 import experiment
 import fedcl_fgn
-import report
 from data import load_data
+from experiment import report
 from results.fedcl_fgn import compare, criticalfl, rules, selection
 
 

@@ -11,8 +11,8 @@ from reliability import ARMS, SCRIPTS, errors_of, outcome, run_line, same, short
 
 import common
 import data
-import report
 import training
+from experiment import report
 
 every_script = pytest.mark.parametrize("name", SCRIPTS)
 

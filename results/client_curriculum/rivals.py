@@ -247,9 +247,17 @@ PRESETS = {
 
 
 def main(argv=None) -> None:
-    hooks = {"federate": federate, "name": paper.name, "plot": paper.plot, "draw": draw}
-    orders = ("client_order", "data_order")
-    experiment.main(Config, PRESETS, __doc__, argv, compare=orders, **hooks)
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
+        federate=federate,
+        compare=("client_order", "data_order"),
+        name=paper.name,
+        plot=paper.plot,
+        draw=draw,
+    )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":

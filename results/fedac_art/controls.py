@@ -304,8 +304,16 @@ PRESETS = paper.PRESETS | {  # the paper's with both controls beside FedAC and i
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": federate, "plot": plot, "draw": paper.draw}
-    experiment.main(Config, PRESETS, __doc__, argv, compare=("method",), **hooks)
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
+        federate=federate,
+        compare=("method",),
+        plot=plot,
+        draw=paper.draw,
+    )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":

@@ -107,13 +107,20 @@ PRESETS = paper.PRESETS | {
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": federate, "plot": plot}
-    experiment.main(Config, PRESETS, __doc__, argv, compare=("order",), **hooks)
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
+        federate=federate,
+        compare=("order",),
+        plot=plot,
+    )
+    experiment.main(script, argv)
 
 
 def plot(df, folder) -> None:
     """lambda.png: the three over rounds, a row each."""
-    import report
+    from experiment import report
 
     report.curves(df, folder / "lambda.png", "lambda_easy", "lambda_all", "lambda_hard")
 

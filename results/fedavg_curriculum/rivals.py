@@ -168,8 +168,16 @@ PRESETS = paper.PRESETS | {
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": federate, "name": name, "plot": paper.plot}
-    experiment.main(Config, PRESETS, __doc__, argv, compare=("order", "fedlc"), **hooks)
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
+        federate=federate,
+        compare=("order", "fedlc"),
+        name=name,
+        plot=paper.plot,
+    )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,15 @@ PRESETS = {
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": selection.federate, "name": selection.name}
-    compare = ("method", "detector", "select", "n")
-    experiment.main(Config, PRESETS, __doc__, argv, compare=compare, **hooks)
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
+        federate=selection.federate,
+        compare=("method", "detector", "select", "n"),
+        name=selection.name,
+    )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":

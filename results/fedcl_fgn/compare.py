@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-import report
+from experiment import report
 
 RUN = ["method", "trial"]
 

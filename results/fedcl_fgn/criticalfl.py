@@ -190,17 +190,17 @@ PRESETS = {
 
 def main(argv=None) -> None:
     """The command line; `argv` replaces it in tests."""
-    experiment.main(
-        Config,
-        PRESETS,
-        __doc__,
-        argv,
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
         federate=federate,
         compare=("method", "detector", "rule", "signal"),
         name=name,
         plot=paper.plot,
         after=followed,
     )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,14 @@ class Config(controls.Config):
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": controls.federate, "compare": ("method",)}
-    experiment.main(Config, controls.PRESETS, __doc__, argv, **hooks)
+    script = experiment.Script(
+        config=Config,
+        presets=controls.PRESETS,
+        doc=__doc__,
+        federate=controls.federate,
+        compare=("method",),
+    )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":

@@ -144,8 +144,15 @@ PRESETS = {  # those of the paper, for FedCL's variants and their control
 
 def main(argv=None) -> None:
     """The command line; `argv` stands in for it in tests."""
-    hooks = {"federate": federate, "plot": paper.plot}
-    experiment.main(Config, PRESETS, __doc__, argv, compare=("method",), **hooks)
+    script = experiment.Script(
+        config=Config,
+        presets=PRESETS,
+        doc=__doc__,
+        federate=federate,
+        compare=("method",),
+        plot=paper.plot,
+    )
+    experiment.main(script, argv)
 
 
 if __name__ == "__main__":
