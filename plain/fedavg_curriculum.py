@@ -140,13 +140,13 @@ def sample_losses(model, x, y):
 
 
 def sort(order, losses, rng):
-    """The samples in the order in which they are admitted. Equal losses are in random order."""
+    """The samples in the order of their admission. Equal losses are in random order."""
     shuffled = rng.permutation(len(losses))
-    if order == "curriculum":
-        return shuffled[np.argsort(losses[shuffled], kind="stable")]
+    if order in ("random", "vanilla"):  # vanilla admits all at once
+        return shuffled
     if order == "anti":
-        return shuffled[np.argsort(-losses[shuffled], kind="stable")]
-    return shuffled  # random, and vanilla, which admits all at once
+        losses = -losses
+    return shuffled[np.argsort(losses[shuffled], kind="stable")]
 
 
 def take_batches(config, first_to_last, rng):
