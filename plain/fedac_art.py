@@ -1,0 +1,294 @@
+"""python plain/fedac_art.py
+
+Read this file; to get results run ../fedac_art.py. It is FedAC, of "Clustering-based Curriculum
+Construction for Sample-Balanced Federated Learning" (Qi et al., CICAI 2022,
+https://doi.org/10.1007/978-3-031-20503-3_13).
+
+In federated learning M clients keep their data, and a server owns a model. In each round the server
+sends the model's weights theta to n clients. Each of them trains on its own samples and sends its
+weights back, and the server averages them (FedAvg). FedAC gives each sample a weight in the loss.
+
+Why it should help: an image that resembles few others of its class may be noisy, or may have a
+wrong label. If such images count less, a client learns a better model, and so the mean is better.
+
+    each client k, which holds N_k samples, once:
+        clusters its images of each class with Fuzzy ART                    Eq. 4
+        T  <- the median, over its samples, of the size of a sample's cluster
+        P1 <- its samples in clusters of fewer than T samples               Eq. 5
+        P2 <- its other samples
+        weight_i <- w_small for sample i in P1, w_large for sample i in P2
+        weight_i <- weight_i / (the mean of its weights)
+    in each round t = 0, 1, ..
+        the server sends theta to n of the M clients, selected at random
+        each of these clients k:
+            theta_k <- theta, then E epochs of SGD with momentum on the loss of a batch
+                the mean of weight_i (cross-entropy of sample i)            Eq. 8
+            sends theta_k and N_k
+        the server:
+            p_k   <- N_k / (the sum of N_k over these clients)
+            theta <- sum_k p_k theta_k
+
+Fuzzy ART meets the images one by one. An image x has d pixels from 0 to 1. It is coded as
+I = (x, 1 - x), so that dark pixels count as much as bright ones. Here a ^ b takes the smaller of
+each two numbers, and |a| is the sum of all numbers. Cluster j has a template w_j of 2 d numbers.
+The image may join the clusters that match it:
+
+    |I ^ w_j| / |I| >= rho                                                  Eq. 1
+
+It joins the one with the largest choice_j, and the template of this cluster moves towards it:
+
+    choice_j = |I ^ w_j| / (art_alpha + |w_j|)                              Eq. 2
+    w_j <- art_beta (I ^ w_j) + (1 - art_beta) w_j                          Eq. 3
+
+If no cluster matches, a new one begins with w_j = I.
+
+How this differs from the paper:
+- The paper gives no rho, no weights and no T.
+- The images are clustered by their pixels. The paper says "multi-channel clustering" of "similar
+  features".
+- L_1 and L_2 in Eq. 8 are the cross-entropies of P1 and P2. Here they are sums divided by the batch
+  size. The weights are divided by their mean, so that they do not change the size of the steps.
+- Eqs. 6 and 7 call P1 easy. Eq. 5 and Section 1 call it hard, and so does this file.
+- The paper has colour images, other models, and 10 epochs in each of 100 rounds.
+
+../fedac_art.py adds data sets, models, the bases FedProx, MOON and SOLO, augmentation, another
+reading of Eq. 8, trials, figures and GPUs. With `--dtype float64` its metrics.csv holds the numbers
+that this file prints: method fedac, trial 0. This file takes about half a minute on one core.
+"""
+
+import argparse
+import copy
+import zlib
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+OPTIONS = {  # name: default, help; names and defaults are those of the script
+    "method": ("fedac", "fedac: FedAC; base: FedAvg, where all samples count the same"),
+    "rho": (0.6, "vigilance: large for many clusters; the script's -1 is 0.6 on grey images"),
+    "art_alpha": (0.01, "large: small templates win less often"),
+    "art_beta": (1.0, "how far a template moves, at most 1"),
+    "quantile": (0.5, "T is this quantile of the sizes"),
+    "w_small": (0.5, "weight of P1, alpha of Eq. 8"),
+    "w_large": (1.0, "weight of P2, beta of Eq. 8"),
+    "clients": (10, "M, all clients"),
+    "clients_per_round": (10, "n, clients of a round"),
+    "alpha": (0.5, "how equal the clients' labels are (small: very different)"),
+    "min_size": (10, "fewest samples of a client"),
+    "rounds": (10, "communication rounds"),
+    "epochs": (5, "E, a client's passes over its samples in a round"),
+    "batch_size": (64, "samples in a batch"),
+    "lr": (0.01, "the clients' learning rate"),
+    "momentum": (0.9, "of the clients' SGD"),
+    "weight_decay": (1e-5, "of the clients' SGD"),
+    "seed": (202207, "of all random numbers"),
+    "trial": (0, "another number gives other clients, initial weights and batches"),
+}
+CHOICES = {"method": ("fedac", "base")}
+
+
+# ---------------------------------------------------------------------------------- the algorithm
+
+
+def federate(config, model):
+    """FedAC. Trains `model` in place, and yields the results of each round."""
+    x, y, x_test, y_test = load_data()
+    shards = partition(config, y)
+    weights = torch.ones(len(y)).double()
+    if config.method == "fedac":
+        pixels = (x - x.min()) / (x.max() - x.min())  # from 0 to 1
+        for k, own in enumerate(shards):
+            rng = stream(config, "presentation", k, 0)
+            weights[own] = make_curriculum(config, pixels[own], y[own], rng)
+    for t in range(config.rounds):
+        order = stream(config, "select", t).permutation(config.clients)
+        messages = []
+        for k in order[: config.clients_per_round]:
+            own = shards[k]
+            rng = stream(config, "batches", t, k)
+            message = client_update(config, model, x[own], y[own], weights[own], rng)
+            messages.append(message)
+        vector_to_parameters(server_update(messages), model.parameters())
+        yield {"round": t + 1} | evaluate(model, x_test, y_test)
+
+
+def client_update(config, model, x, y, weights, rng):
+    """Trains on the client's samples x, y, which have these weights. Returns theta_k and N_k."""
+    client = copy.deepcopy(model)  # theta_k <- theta
+    optimizer = torch.optim.SGD(  # a new one in each round, so momentum begins at 0
+        client.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
+    )
+    for _ in range(config.epochs):
+        order = torch.from_numpy(rng.permutation(len(y)))
+        for batch in order.split(config.batch_size):  # the last one may be smaller
+            ce = F.cross_entropy(client(x[batch]), y[batch], reduction="none")
+            loss = (weights[batch] * ce).mean()  # Eq. 8
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    theta_k = parameters_to_vector(client.parameters()).detach()
+    return theta_k, len(y)
+
+
+def server_update(messages):
+    """The next theta, from theta_k and N_k of this round's clients."""
+    thetas, N = zip(*messages, strict=True)
+    p = np.array(N) / sum(N)
+    return torch.from_numpy(p) @ torch.stack(thetas)
+
+
+# --------------------------------------------------------------------------------- the curriculum
+
+
+def make_curriculum(config, pixels, y, rng):
+    """The weights (N_k,) of a client's samples, from their pixels (N_k, 1, 28, 28) and labels."""
+    sizes = cluster_sizes(config, pixels.flatten(1).numpy(), y.numpy(), rng)
+    T = quantile(sizes, config.quantile)
+    in_P1 = sizes < T  # Eq. 5
+    weights = np.where(in_P1, config.w_small, config.w_large)
+    return torch.from_numpy(weights / weights.mean())
+
+
+def cluster_sizes(config, x, y, rng):
+    """For each of a client's samples the size of its cluster (N_k,), which is of one class."""
+    sizes = np.zeros(len(y), dtype=int)
+    order = rng.permutation(len(y))  # in which Fuzzy ART meets the images
+    for c in np.unique(y):
+        samples = order[y[order] == c]
+        clusters = fuzzy_art(x[samples], config.rho, config.art_alpha, config.art_beta)
+        sizes[samples] = np.bincount(clusters)[clusters]
+    return sizes
+
+
+def fuzzy_art(x, rho, alpha, beta):
+    """The cluster (n,) of each row of x (n, d), counted from 0 in the order in which they begin."""
+    n, d = x.shape
+    w = np.empty((0, 2 * d))  # a template for each cluster
+    clusters = np.empty(n, dtype=int)
+    for i, row in enumerate(x):
+        I_x = np.concatenate([row, 1 - row])
+        meets = np.minimum(I_x, w)  # I ^ w_j for every j
+        overlaps = meets.sum(1)
+        matches = overlaps / d >= rho - 1e-9  # Eq. 1; sums are exact to about 1e-12
+        if matches.any():
+            choices = overlaps / (alpha + w.sum(1))  # Eq. 2
+            j = np.where(matches, choices, -1).argmax()  # the oldest of equals
+            w[j] = beta * meets[j] + (1 - beta) * w[j]  # Eq. 3
+        else:
+            j = len(w)
+            w = np.vstack([w, I_x])
+        clusters[i] = j
+    return clusters
+
+
+def quantile(sizes, q):
+    """The smallest size that more than a fraction q of the samples do not exceed."""
+    n = len(sizes)
+    fractions = np.arange(1, n + 1) / n
+    rank = (fractions <= q).sum()
+    return np.sort(sizes)[min(rank, n - 1)]
+
+
+# ------------------------------------------------- what all programs of this folder have in common
+# Lines marked "same numbers" are needed only to print the numbers of the script.
+
+
+@torch.no_grad()
+def evaluate(model, x, y):
+    """Accuracy in percent, and mean loss."""
+    logits = model(x)
+    is_correct = (logits.argmax(1) == y).double()
+    loss = F.cross_entropy(logits, y)
+    return {"accuracy": 100 * is_correct.mean().item(), "loss": loss.item()}
+
+
+def stream(config, purpose, *key):
+    """A generator of random numbers for each purpose, round and client.
+
+    So the batches of client 7 in round 3 do not depend on what else was random before.
+    """
+    code = zlib.crc32(purpose.encode())
+    return np.random.default_rng([config.seed, config.trial, code, *key])
+
+
+def load_data():
+    """Images (n, 1, 28, 28) and labels (n,) of scikit-learn's digits: training, then test."""
+    x, y = map(torch.from_numpy, load_digits(return_X_y=True))
+    x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
+    x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
+    x = x.round().double()  # same numbers
+    samples = np.arange(len(y))
+    train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
+    x = (x - x[train].mean()) / x[train].std(correction=0)
+    return x[train], y[train], x[test], y[test]
+
+
+def partition(config, y):
+    """Divides the samples of each class among the clients, in random fractions ~ Dir(alpha).
+
+    Returns each client's samples, as places in y (n,).
+    """
+    y = y.numpy()
+    rng = stream(config, "partition")
+    rng.permutation(len(y))  # same numbers
+    classes = [rng.permutation(np.flatnonzero(y == c)) for c in range(10)]
+    client_of = np.empty(len(y), dtype=int)
+    for samples in classes:
+        fractions = rng.dirichlet(np.full(config.clients, config.alpha))
+        ends = fractions.cumsum() * len(samples)  # each client has the interval up to its end
+        middles = np.arange(len(samples)) + 0.5  # sample i is the point i + 0.5
+        client_of[samples] = np.searchsorted(ends[:-1], middles)
+    order = rng.permutation(len(y))
+    shards = [list(order[client_of[order] == k]) for k in range(config.clients)]
+    for shard in shards:
+        while len(shard) < config.min_size:  # it gets a sample of the largest client
+            largest = max(shards, key=len)
+            shard.append(largest.pop())
+    return [np.sort(shard) for shard in shards]  # same numbers
+
+
+def make_model(rng):
+    """LeNet-5 with PyTorch's initial weights."""
+    torch.manual_seed(int(rng.integers(2**31)))
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
+    return model.double()  # same numbers
+
+
+def parse_options(words=None):
+    """The options of the command line, or of `words` in its place, each as an attribute."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, (default, text) in OPTIONS.items():
+        option = "--" + name.replace("_", "-")
+        choices = CHOICES.get(name)
+        parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
+    config = parser.parse_args(words)
+    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
+        parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
+    return config
+
+
+if __name__ == "__main__":
+    config = parse_options()
+    torch.set_num_threads(1)  # a model this small is slower on several
+    model = make_model(stream(config, "init"))
+    for row in federate(config, model):
+        cells = [f"{name} {value:<9.4g}" for name, value in row.items()]
+        print(*cells)

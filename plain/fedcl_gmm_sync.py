@@ -1,0 +1,440 @@
+"""python plain/fedcl_gmm_sync.py --rounds 18
+
+Read this file; to get results run ../fedcl_gmm_sync.py. It is Algorithm 1 of "FedCL: Federated
+Multi-Phase Curriculum Learning to Synchronously Correlate User Heterogeneity" (Wang, Guo and Jia,
+IEEE TAI 2023, https://arxiv.org/abs/2211.07248).
+
+In federated learning M clients keep their data, and a server owns a model. In each round the server
+sends the model to n clients. Each of them trains it on its own samples and sends it back, and the
+server averages these models (FedAvg). This file has two lessons. Each adds something to FedAvg.
+
+Lesson 1: phases. Why they should help: clients with different data do not learn equally fast, so
+their models drift apart. In FedCL a client that has reached the goal of a phase is frozen: it waits
+until all have reached it. The next goal is harder. The clients' progress is measured by the
+difficulty of their samples, which is made from the cross-entropy l of a sample:
+
+    b     = (l - tau) / lambda
+    s     = exp(-W(b / 2)), but e where b <= -2 / e     confidence: above 1 if l < tau (easy)
+    score = (l - tau) s                                 difficulty, Eq. 6
+    l_cl  = score + lambda (log s)^2                    the loss that clients minimise, Eq. 7
+
+W is Lambert's function: W(u) exp(W(u)) = u. This s is a local minimum of l_cl. On the first reading
+take s = e. With the default tau and lambda it is e for every loss below 9.63.
+
+    T <- the first of the thresholds S
+    in each round t = 0, 1, ..
+        the server sends the model to n clients that are not frozen, selected at random
+        each of these clients k:
+            takes a number of steps of SGD on the mean of l_cl over a batch
+            D_k <- a mixture of three Gaussians that fits the scores of its samples    Eq. 12
+            sends its model and D_k
+        the server:
+            model <- the mean of these models and of those of the frozen clients       Eq. 21
+            for each client that has sent a mixture: N_k <- 320 random numbers from its last D_k
+            beta   <- the numbers of all N_k, sorted
+            beta_T <- the number in beta that a fraction T of them does not exceed
+            each client k of this round freezes if more than a fraction v of N_k is <= beta_T
+            if all clients are frozen, or the phase has taken its part of the rounds:
+                T <- the next of the thresholds S, which is smaller, and no client is frozen
+
+Lesson 2: the generator. Why it should help: a client that lacks a label forgets it. So the server
+trains a generator G, which makes features z of a label y. Features are what the model's head, its
+last layer, gets from the layers before it. The clients train their heads on these features, too.
+
+    z = G(epsilon, y, score)    epsilon is normal noise, y is as frequent as in all clients' batches
+                                (Eq. 15), score is from beta, scaled to mean 0 and variance 1
+    G minimises       mean l_cl(head(z), y) + exp(-mean |z_i - z_j| (epsilon_i - epsilon_j)^2)
+    clients minimise  mean l_cl(model(x), y) + mean l_cl(head(z), y)                   Eq. 19
+
+The exponential is 1 if G gives the same z for every epsilon. So it makes G use epsilon.
+
+How this differs from the paper:
+- A phase also ends after its part of the rounds. At most T M / v clients can pass the same check,
+  so phases with T < v might never end. After the last phase, where the paper stops, all train on.
+- The server checks only the clients of this round. It averages only these and the frozen ones.
+- Eq. 18 is G's loss without the exponential. Section V-B mentions such a term but gives no
+  formula. This one is that of FedGen's code, and so are the sizes of G and its optimizer.
+- Eq. 15 counts all samples of all clients. Here each client that has trained counts those of its
+  last batches. In the same way beta has no numbers of clients that have not trained yet.
+- beta is made before G learns from it. In the first round G has not learnt, and nobody uses it.
+- The paper gives neither the number of Gaussians nor the size of N_k.
+
+../fedcl_gmm_sync.py adds data sets, models, five baselines, the numbers that travel, the clients'
+own accuracies, trials, figures and GPUs. With the same options and `--dtype float64` its
+metrics.csv holds the numbers that this file prints: method fedcl, trial 0. The command above takes
+about half a minute on one core. Its phase 1 ends because all clients are frozen, phases 2 and 3
+because their rounds are over.
+"""
+
+import argparse
+import copy
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.special import lambertw
+from sklearn.datasets import load_digits
+from sklearn.mixture import GaussianMixture
+from sklearn.model_selection import train_test_split
+from torch import nn
+
+OPTIONS = {  # name: default, help; names and defaults are those of the script
+    "method": ("fedcl", "fedcl: FedCL; fedavg: FedAvg, on cross-entropy"),
+    "tau": (10.0, "loss between easy and hard samples"),
+    "lam": (0.5, "lambda of Eq. 7"),
+    "thresholds": ("0.8,0.6,0.2", "S, the T of each phase, falling between 1 and 0"),
+    "v": (0.7, "fraction of a client's numbers that must be at most beta_T"),
+    "generator_hidden": (256, "width of the generator"),
+    "clients": (20, "M, all clients"),
+    "clients_per_round": (10, "n, clients of a round"),
+    "alpha": (0.1, "how equal the clients' labels are (small: very different)"),
+    "min_size": (32, "fewest samples of a client"),
+    "rounds": (6, "communication rounds"),
+    "local_steps": (20, "batches of a client in a round"),
+    "batch_size": (32, "samples in a batch"),
+    "lr": (0.01, "the clients' learning rate"),
+    "seed": (202207, "of all random numbers"),
+    "trial": (0, "another number gives other clients, initial weights and batches"),
+}
+CHOICES = {"method": ("fedcl", "fedavg")}
+C = 10  # classes
+FEATURES = 32  # length of z
+NOISE = 32  # length of epsilon
+
+
+class Message(NamedTuple):
+    """What a client sends."""
+
+    model: nn.Module
+    D: tuple  # its mixture: weights, means and variances
+    c: np.ndarray  # (C,): how many samples of each class were in its batches
+
+
+# ------------------------------------------------------------------------------- lesson 1: phases
+
+
+def federate(config, model):
+    """Algorithm 1, or FedAvg. Trains `model` in place, and yields the results of each round."""
+    x, y, x_test, y_test = load_data()
+    x = rescale(x)
+    x_test = rescale(x_test)
+    shards = partition(config, y)
+    S = [float(T) for T in config.thresholds.split(",")]
+    phase = 0  # its T is S[phase]
+    phase_began = 0
+    frozen = set()
+    messages = {}  # the last one of each client, so they hold the models of the frozen
+    G = make_generator(config)  # lesson 2
+    adam = torch.optim.Adam(G.parameters(), weight_decay=0.01)
+    generator = None  # G, p and beta, once G has learnt
+    for t in range(config.rounds):
+        order = stream(config, "select", t).permutation(config.clients)
+        unfrozen = [k for k in order if k not in frozen]
+        selected = unfrozen[: config.clients_per_round]
+        for k in selected:
+            own = shards[k]
+            messages[k] = client_update(config, model, generator, x[own], y[own], t, k)
+        models = [messages[k].model for k in [*frozen, *selected]]
+        model.load_state_dict(average(models))  # Eq. 21
+        row = {"round": t + 1} | evaluate(model, x_test, y_test)
+
+        if config.method == "fedcl":
+            N = sample_mixtures(config, messages, t)
+            beta = np.sort(np.concatenate(list(N.values())))
+            generator = teach(config, G, adam, model[-1], messages, beta, t)  # lesson 2
+            row |= {"phase": phase + 1, "frozen": 0}
+            if phase < len(S):
+                beta_T = quantile(beta, S[phase])
+                for k in selected:
+                    fraction = (N[k] <= beta_T).mean()
+                    if fraction > config.v:
+                        frozen.add(k)
+                row |= {"frozen": len(frozen), "beta_T": beta_T}
+                is_late = t + 1 - phase_began >= config.rounds / len(S)
+                if is_late or len(frozen) == config.clients:
+                    phase += 1
+                    phase_began = t + 1
+                    frozen = set()
+        yield row
+
+
+def client_update(config, model, generator, x, y, t, k):
+    """Trains client k in round t on its samples x, y (lines 6 to 14). Returns its message."""
+    client = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(client.parameters(), config.lr)
+    rng = stream(config, "batches", t, k)
+    batches = full_batches(config, len(y), rng)
+    features = generate(config, generator, t, k)  # lesson 2
+    for step, batch in enumerate(batches):
+        loss = mean_loss(config, client(x[batch]), y[batch])
+        if features:
+            z, y_z = features[step]
+            head = client[-1]  # only the last layer sees z
+            loss = loss + mean_loss(config, head(z), y_z)  # Eq. 19
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    client.eval()
+    D_k = None
+    if config.method == "fedcl":
+        scores = difficulty(config, client, x, y)
+        D_k = fit_mixture(scores, stream(config, "mixture", t, k))
+    c_k = np.bincount(y[batches.flatten()], minlength=C)
+    return Message(client, D_k, c_k)
+
+
+def rescale(x):
+    """Pixels from -1 to 1."""
+    low, high = x.aminmax()
+    return 2 * (x - low) / (high - low) - 1
+
+
+def full_batches(config, n, rng):
+    """Which of n samples are in the batch of each step, (steps, B).
+
+    Passes over the samples in new orders. What does not fill a batch is left out.
+    """
+    B = min(config.batch_size, n)
+    batches = []
+    while len(batches) < config.local_steps:
+        order = rng.permutation(n)
+        for begin in range(0, n - B + 1, B):
+            batches.append(order[begin : begin + B])
+    return np.stack(batches[: config.local_steps])
+
+
+def average(models):
+    """The mean of the models' weights, and of the statistics of their batch norms."""
+    states = [model.state_dict() for model in models]
+    mean = {}
+    for name in states[0]:
+        total = sum(state[name] for state in states)
+        mean[name] = total / len(states)
+    return mean
+
+
+def mean_loss(config, logits, y):
+    """The mean over samples of l_cl, or of the cross-entropy in FedAvg."""
+    losses = F.cross_entropy(logits, y, reduction="none")
+    if config.method == "fedcl":
+        losses = confidence_loss(losses, config.tau, config.lam)
+    return losses.mean()
+
+
+def confidence_loss(ce, tau, lam):
+    """l_cl of samples with cross-entropy ce (n,). Its derivative in ce is s."""
+    s = confidence(ce, tau, lam)
+    score = (ce - tau) * s  # Eq. 6
+    return score + lam * torch.log(s) ** 2  # Eq. 7
+
+
+@torch.no_grad()  # s counts as a constant: l_cl is least there, so its slope in s is 0
+def confidence(ce, tau, lam):
+    """s of samples with cross-entropy ce (n,)."""
+    b = (ce.numpy() - tau) / lam
+    least = -2 / np.e
+    W = lambertw(np.maximum(b, least) / 2).real
+    s = np.where(b > least, np.exp(-W), np.e)
+    return torch.from_numpy(s)
+
+
+@torch.no_grad()
+def difficulty(config, model, x, y):
+    """The scores (n,) of a client's samples, Eq. 6."""
+    ce = F.cross_entropy(model(x), y, reduction="none")
+    s = confidence(ce, config.tau, config.lam)
+    return (ce - config.tau) * s
+
+
+def fit_mixture(scores, rng):
+    """D_k of scores (n,), Eq. 12: the weights, means and variances of at most three Gaussians."""
+    L = min(3, len(scores.unique()))
+    seed = int(rng.integers(2**31))
+    fit = GaussianMixture(L, covariance_type="diag", random_state=seed)
+    fit.fit(scores[:, None].numpy())
+    return fit.weights_, fit.means_[:, 0], fit.covariances_[:, 0]
+
+
+def sample_mixtures(config, messages, t):
+    """N_k (320,) of each client that has sent a mixture: random numbers from its last D_k."""
+    N = {}
+    for k, message in messages.items():
+        weights, means, variances = message.D
+        rng = stream(config, "pool", t, k)
+        which = rng.choice(len(weights), 320, p=weights / weights.sum())
+        N[k] = rng.normal(means[which], np.sqrt(variances[which]))
+    return N
+
+
+def quantile(beta, T):
+    """beta_T: the smallest of the sorted numbers that at least a fraction T do not exceed."""
+    n = len(beta)
+    fractions = np.arange(1, n + 1) / n  # of the numbers that are at most beta_1, beta_2, ..
+    return beta[fractions >= T][0]
+
+
+# ------------------------------------------------------------------------ lesson 2: the generator
+
+
+def make_generator(config):
+    """G: a row of epsilon, one-hot y and score (NOISE + C + 1) -> features (FEATURES)."""
+    seed = stream(config, "generator").integers(2**31)
+    torch.manual_seed(int(seed))
+    hidden = config.generator_hidden
+    G = nn.Sequential(
+        nn.Linear(NOISE + C + 1, hidden),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, FEATURES),
+    )
+    return G.double()  # same numbers
+
+
+def make_inputs(config, p, beta, shape, purpose, *key):
+    """Random labels of this shape, and G's input for each of them (*shape, NOISE + C + 1)."""
+    scores = (beta - beta.mean()) / beta.std()
+    rng = stream(config, purpose + " label", *key)
+    y = rng.choice(C, shape, p=p)
+    one_hot = np.eye(C)[y]
+    rng = stream(config, purpose + " noise", *key)
+    epsilon = rng.standard_normal((*shape, NOISE))
+    rng = stream(config, purpose + " difficulty", *key)
+    score = rng.choice(scores, (*shape, 1))
+    inputs = np.concatenate([epsilon, one_hot, score], axis=-1)
+    return torch.from_numpy(y), torch.from_numpy(inputs)
+
+
+@torch.no_grad()
+def generate(config, generator, t, k):
+    """Features (B, FEATURES) and labels (B,) for each step of client k, once G has learnt."""
+    if generator is None:
+        return []
+    G, p, beta = generator
+    shape = (config.local_steps, config.batch_size)
+    y, inputs = make_inputs(config, p, beta, shape, "synthetic", t, k)
+    G.eval()
+    z = [G(of_step) for of_step in inputs]
+    return list(zip(z, y, strict=True))
+
+
+def teach(config, G, adam, head, messages, beta, t):
+    """Trains G in 50 steps of Adam with batches of 128. Returns what the server sends of it.
+
+    `head` is that of the averaged model. Because it is one linear layer, its logits are the means
+    of the logits of the averaged heads, which Eq. 18 has.
+    """
+    counts = sum(message.c for message in messages.values())
+    p = counts / counts.sum()  # Eq. 15
+    labels, inputs = make_inputs(config, p, beta, (50, 128), "teaching", t)
+    adam.param_groups[0]["lr"] = 1e-4 * 0.98**t
+    G.train()
+    for y, of_step in zip(labels, inputs, strict=True):
+        z = G(of_step)
+        epsilon = of_step[:, :NOISE]
+        d_z = (z[:, None] - z).abs().mean(2)  # (128, 128)
+        d_epsilon = (epsilon[:, None] - epsilon).square().mean(2)
+        sameness = torch.exp(-(d_z * d_epsilon).mean())
+        loss = mean_loss(config, head(z), y) + sameness  # Eq. 18
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    return G, p, beta
+
+
+# ------------------------------------------------- what all programs of this folder have in common
+# Lines marked "same numbers" are needed only to print the numbers of the script.
+
+
+@torch.no_grad()
+def evaluate(model, x, y):
+    """Accuracy in percent, and mean loss."""
+    logits = model(x)
+    is_correct = (logits.argmax(1) == y).double()
+    loss = F.cross_entropy(logits, y)
+    return {"accuracy": 100 * is_correct.mean().item(), "loss": loss.item()}
+
+
+def stream(config, purpose, *key):
+    """A generator of random numbers for each purpose, round and client.
+
+    So the batches of client 7 in round 3 do not depend on what else was random before.
+    """
+    code = zlib.crc32(purpose.encode())
+    return np.random.default_rng([config.seed, config.trial, code, *key])
+
+
+def load_data():
+    """Images (n, 1, 28, 28) and labels (n,) of scikit-learn's digits: training, then test."""
+    x, y = map(torch.from_numpy, load_digits(return_X_y=True))
+    x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
+    x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
+    x = x.round().double()  # same numbers
+    samples = np.arange(len(y))
+    train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
+    x = (x - x[train].mean()) / x[train].std(correction=0)
+    return x[train], y[train], x[test], y[test]
+
+
+def partition(config, y):
+    """Divides the samples of each class among the clients, in random fractions ~ Dir(alpha).
+
+    Returns each client's samples, as places in y (n,).
+    """
+    y = y.numpy()
+    rng = stream(config, "partition")
+    rng.permutation(len(y))  # same numbers
+    classes = [rng.permutation(np.flatnonzero(y == c)) for c in range(10)]
+    client_of = np.empty(len(y), dtype=int)
+    for samples in classes:
+        fractions = rng.dirichlet(np.full(config.clients, config.alpha))
+        ends = fractions.cumsum() * len(samples)  # each client has the interval up to its end
+        middles = np.arange(len(samples)) + 0.5  # sample i is the point i + 0.5
+        client_of[samples] = np.searchsorted(ends[:-1], middles)
+    order = rng.permutation(len(y))
+    shards = [list(order[client_of[order] == k]) for k in range(config.clients)]
+    for shard in shards:
+        while len(shard) < config.min_size:  # it gets a sample of the largest client
+            largest = max(shards, key=len)
+            shard.append(largest.pop())
+    return [np.sort(shard) for shard in shards]  # same numbers
+
+
+def make_model(rng):
+    """FedGen's CNN with PyTorch's initial weights, in eval mode. Its last layer is the head."""
+    torch.manual_seed(int(rng.integers(2**31)))
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, stride=2, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 16, 3, stride=2, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(784, FEATURES),
+        nn.Linear(FEATURES, C),
+    )
+    return model.double().eval()
+
+
+def parse_options(words=None):
+    """The options of the command line, or of `words` in its place, each as an attribute."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, (default, text) in OPTIONS.items():
+        option = "--" + name.replace("_", "-")
+        choices = CHOICES.get(name)
+        parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
+    config = parser.parse_args(words)
+    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
+        parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
+    return config
+
+
+if __name__ == "__main__":
+    config = parse_options()
+    torch.set_num_threads(1)  # a model this small is slower on several
+    model = make_model(stream(config, "init"))
+    for row in federate(config, model):
+        cells = [f"{name} {value:<9.4g}" for name, value in row.items()]
+        print(*cells)
