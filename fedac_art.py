@@ -383,7 +383,8 @@ def hidden_of_clients(fl: common.Federation, update: common.Update) -> dict:
     rows = np.sort(rng.permutation(len(update.clients))[:3])
 
     x = fl.data.images("test", fl.model.dtype)[samples]
-    vectors = [hidden_vectors(fl.model, update.thetas[k], x).float() for k in rows]
+    thetas = update.gather_thetas()[rows]
+    vectors = [hidden_vectors(fl.model, theta, x).float() for theta in thetas]
     return {
         "vectors": torch.stack(vectors),
         "labels": torch.from_numpy(y[samples]),

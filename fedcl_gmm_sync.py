@@ -287,7 +287,7 @@ def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]
     clients = update.clients
     shards = [fl.shards[m] for m in clients]
     # one net at a time: shards are of unlike sizes, and padding them costs more
-    scored = common.score(fl.model, update.thetas, fl.data, shards, chunk=1)
+    scored = common.score(fl.model, update.gather_thetas(), fl.data, shards, chunk=1)
     mixtures = {}
     for m, (losses, _) in zip(clients, scored, strict=True):
         scores = difficulty(torch.as_tensor(losses), config.tau, config.lam).numpy()
@@ -349,7 +349,7 @@ def average(frozen: dict[int, Tensor], update: training.Update) -> Tensor:
 
     `fl.aggregate` would weigh by samples, and knows no frozen clients.
     """
-    return torch.stack([*frozen.values(), *update.thetas]).mean(0)
+    return torch.stack([*frozen.values(), *update.gather_thetas()]).mean(0)
 
 
 def draw_from_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
@@ -385,7 +385,7 @@ def synchronise(config, state: dict, update: training.Update, draws: dict, t: in
     beta_T = quantile(state["pool"], S[phase])  # line 19
     passed = {}
     fractions = []
-    for m, theta in zip(update.clients, update.thetas, strict=True):  # line 20
+    for m, theta in zip(update.clients, update.gather_thetas(), strict=True):  # line 20
         below = (draws[m] <= beta_T).sum()
         fractions.append(f"{m}:{below / DRAWS:.3f}")
         if below > DRAWS * config.v + 1e-9:  # line 22: strictly more
@@ -524,7 +524,7 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
             columns = fl.cost(update, received, sent=numbers)
             state["logits"] |= mean_logits(config, fl, update)
         if config.method == "fedensemble":  # last, the net that was sent: of all that did not train
-            state["ensemble"] = torch.cat([update.thetas, state["theta"][None]])
+            state["ensemble"] = torch.cat([update.gather_thetas(), state["theta"][None]])
         if config.method == "feddistill":
             state["theta"] = fl.aggregate(state, update)  # base solo: keeps each client's own net
         else:
@@ -546,7 +546,8 @@ def mean_logits(config, fl, update: training.Update) -> dict[int, Tensor]:
     """Each client's mean logits of every label that it holds (C, C); nan for the others."""
     shards = [fl.shards[m] for m in update.clients]
     x = fl.data.images("train", fl.model.dtype)
-    predicted = common.predict_shards(fl.model, update.thetas, x, shards, config.chunk)
+    thetas = update.gather_thetas()
+    predicted = common.predict_shards(fl.model, thetas, x, shards, config.chunk)
     means = {}
     for m, shard, logits in zip(update.clients, shards, predicted, strict=True):
         one_hot = F.one_hot(fl.data.y_train[shard], fl.data.classes).to(logits.dtype)  # (n, C)

@@ -160,7 +160,7 @@ def follow(config: fgn.Config, data: Data, trial: int) -> pd.DataFrame:
             row[f"fgn per_sample {which}"] = eta * p @ single
             row[f"fim {which}"] = p @ traces
         batches = fgn.draw_batches(config, fl, t, clients)
-        update = fl.train(state, t, clients, batches, lr=eta)
+        update = fl.train(state, t, clients, batches, lr=eta, grad_norms=True)
         row["fgn batch same"] = eta * fl.proportions(clients) @ update.grad_sq
         state["theta"] = fl.aggregate(state, update)
         rows.append(row)

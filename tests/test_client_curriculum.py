@@ -709,8 +709,10 @@ def played(config, key, monkeypatch, sizes=None) -> list[tuple]:
     fl.select = lambda t, n: common.Federation.select(fl, t, n)
 
     def train(state, t, clients, batches, lr):
-        thetas = torch.zeros(len(clients), 1)
-        return SimpleNamespace(clients=clients, thetas=thetas, length=np.ones(len(clients)))
+        K = len(clients)
+        return SimpleNamespace(
+            clients=clients, gather_thetas=lambda: torch.zeros(K, 1), length=np.ones(K)
+        )
 
     def record(t, state, update, **row):
         rounds.append((update.clients, row, [*state["queue"]]))

@@ -415,7 +415,7 @@ def test_batch_norm_statistics_are_averaged_whatever_the_server(name):
     local = base.prepare(Local(0.05), theta, clients, {})
     update = training.train(model, theta, data, clients, batches, local)
     new = base.aggregate(theta, update, np.array([0.4, 0.6]), {})
-    expected = 0.4 * update.thetas[0, d:] + 0.6 * update.thetas[1, d:]
+    expected = 0.4 * update.gather_thetas()[0, d:] + 0.6 * update.gather_thetas()[1, d:]
     assert torch.allclose(new[d:], expected, rtol=0, atol=1e-12)
     assert not torch.allclose(new[d:], theta[d:])
 
@@ -442,7 +442,7 @@ def test_moon_with_previous_equal_to_global_costs_log_two_and_pulls_nowhere():
             assert term.tolist() == pytest.approx([2 * math.log(2) * cost] * len(term), abs=1e-12)
         for k, rows in enumerate(batches):
             plain = training.train_one_client(model, theta, data, rows, Local(0.05))
-            assert (update.thetas[k] - plain).abs().max() < 1e-10
+            assert (update.gather_thetas()[k] - plain).abs().max() < 1e-10
     assert torch.equal(theta, before)
     assert torch.equal(memory["previous"][0], before)  # frozen nets do not move
     with pytest.raises(UsageError, match="lstm"):
@@ -505,8 +505,8 @@ def test_every_base_trains_as_both_loops(name):
         assert update.clients.tolist() == clients.tolist()
         for k, m in enumerate(clients):
             rows = batches[k]
-            looped = training.train_one_client(fl.model, theta_0[k], data, rows, local.of([k]))
-            assert (update.thetas[k] - looped).abs().max() < 1e-10
+            looped = training.train_one_client(fl.model, theta_0[k], data, rows, local, k)
+            assert (update.gather_thetas()[k] - looped).abs().max() < 1e-10
             net = net_class(1, 16, 4)
 
             def term(x, m=int(m), net=net, theta=theta, previous=previous):
@@ -523,8 +523,8 @@ def test_every_base_trains_as_both_loops(name):
             expected = train_by_hand(
                 net, data, theta_0[k], rows, 0.5, 0.01, proximal, correction, term
             )
-            assert (update.thetas[k] - expected).abs().max() < 1e-10
-        previous |= dict(zip(clients.tolist(), update.thetas, strict=True))
+            assert (update.gather_thetas()[k] - expected).abs().max() < 1e-10
+        previous |= dict(zip(clients.tolist(), update.gather_thetas(), strict=True))
         state["theta"] = fl.aggregate(state, update)
     if name in ("scaffold", "vrlsgd"):
         assert local.correction.abs().max() > 1e-4
@@ -543,7 +543,7 @@ def test_only_aggregation_changes_the_state(name):
         first = fl.train(state, t, clients, first_batches(fl, clients))
         again = fl.train(state, t, clients, first_batches(fl, clients))
         fl.test(state)
-        assert torch.equal(first.thetas, again.thetas)
+        assert torch.equal(first.gather_thetas(), again.gather_thetas())
         assert pickle.dumps(state["base"]) == memory
         new = fl.aggregate(state, first)
         assert torch.equal(state["theta"], theta)
@@ -807,8 +807,12 @@ def test_the_flags_of_training_reach_it():
     seeds = [fl.streams.seed("dropout", 3, m) for m in clients]
     local = Local(0.02, 0.5, 0.1, seeds=seeds)
     expected = training.train(fl.model, state["theta"], data, clients, batches, local, chunk=1)
-    assert torch.equal(fl.train(state, 3, clients, batches).thetas, expected.thetas)
-    assert not torch.equal(fl.train(state, 4, clients, batches).thetas, expected.thetas)
+    assert torch.equal(
+        fl.train(state, 3, clients, batches).gather_thetas(), expected.gather_thetas()
+    )
+    assert not torch.equal(
+        fl.train(state, 4, clients, batches).gather_thetas(), expected.gather_thetas()
+    )
     assert torch.equal(state["theta"], fl.model.init(fl.streams.seed("init")))
 
 
@@ -820,10 +824,10 @@ def test_aggregation_by_sizes_or_by_given_proportions():
     assert len(set(sizes)) > 1
     assert fl.proportions(clients).tolist() == (sizes / sizes.sum()).tolist()
     update = fl.train(state, 0, clients, first_batches(fl, clients))
-    by_size = torch.from_numpy(sizes / sizes.sum()) @ update.thetas
+    by_size = torch.from_numpy(sizes / sizes.sum()) @ update.gather_thetas()
     assert torch.allclose(fl.aggregate(state, update), by_size, rtol=0, atol=1e-12)
     p = np.array([0.25, 0.5, 0.25])
-    given = torch.from_numpy(p) @ update.thetas
+    given = torch.from_numpy(p) @ update.gather_thetas()
     assert torch.allclose(fl.aggregate(state, update, p), given, rtol=0, atol=1e-12)
 
 

@@ -490,7 +490,8 @@ def test_a_net_that_is_kept_holds_no_other_memory():
     """A row of the round's (K, P) would put all of them into every checkpoint."""
     state = {"own_nets": {}}
     thetas = torch.arange(15.0).reshape(3, 5)
-    script.keep_own_nets(state, SimpleNamespace(clients=np.array([4, 7, 9]), thetas=thetas))
+    update = SimpleNamespace(clients=np.array([4, 7, 9]), gather_thetas=lambda: thetas)
+    script.keep_own_nets(state, update)
     assert [*state["own_nets"]] == [4, 7, 9]
     for theta, row in zip(state["own_nets"].values(), thetas, strict=True):
         assert torch.equal(theta, row)

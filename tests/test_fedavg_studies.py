@@ -379,7 +379,7 @@ def test_dissimilarity_of_vanishing_gradients_needs_float64(data_file):
     local = training.Local(lr=0.05, momentum=0.5)
     theta_0 = fl.model.init(4)
     update = training.train(fl.model, theta_0, fl.data, np.arange(1), batches, local)
-    [theta] = update.thetas
+    [theta] = update.gather_thetas()
     [(losses, _)] = common.score(fl.model, theta, fl.data, [np.arange(40)])
     assert losses.mean() < 1e-2
     samples = [np.arange(0, 20), np.arange(20, 40)]

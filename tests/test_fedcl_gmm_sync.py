@@ -572,7 +572,7 @@ def check(draws, trained=None, t=0, frozen=(), phase=0, began=0, **flags):
     state = {"phase": phase, "phase_began": began, "pool": g.pool_draws(draws)}
     state["frozen"] = {m: torch.zeros(1) for m in frozen}
     clients = np.array(list(draws if trained is None else trained))
-    update = SimpleNamespace(clients=clients, thetas=torch.ones(len(clients), 1))
+    update = SimpleNamespace(clients=clients, gather_thetas=lambda: torch.ones(len(clients), 1))
     return g.synchronise(config, state, update, draws, t), state
 
 
@@ -695,7 +695,7 @@ def test_frozen_weights_stay_and_enter_the_average_or_not(tmp_path, monkeypatch,
     def recorded(frozen, update):
         theta = average(frozen, update)
         nets = {m: net.clone() for m, net in frozen.items()}
-        rounds.append((nets, update.clients.tolist(), update.thetas.clone(), theta))
+        rounds.append((nets, update.clients.tolist(), update.gather_thetas().clone(), theta))
         return theta
 
     monkeypatch.setattr(g, "average", recorded)
@@ -750,7 +750,7 @@ def test_scores_that_are_not_finite_stop_the_run(monkeypatch, bad):
     config, fl, _ = begun(tau=LOG_10)
     losses = [(np.ones(40), None), (np.array([*np.ones(39), bad]), None)]
     monkeypatch.setattr(common, "score", lambda *_, **__: losses)
-    update = SimpleNamespace(clients=np.array([2, 5]), thetas=None)
+    update = SimpleNamespace(clients=np.array([2, 5]), gather_thetas=lambda: None)
     with pytest.raises(common.NonFiniteError, match="round 3: .*client 5"):
         g.fit_mixtures(config, fl, 2, update)
 
@@ -772,7 +772,7 @@ def test_mixtures_are_of_scores_not_of_losses():
     """At tau = 10 scores are an affine map of losses: compare where they are not, at log C."""
     config, fl, state = begun(tau=LOG_10)
     theta = 3 * state["theta"]  # losses on both sides of the clamp
-    update = SimpleNamespace(clients=np.array([2]), thetas=theta[None])
+    update = SimpleNamespace(clients=np.array([2]), gather_thetas=lambda: theta[None])
     alpha, mu, variance = np.array(g.fit_mixtures(config, fl, 0, update)[2])
     logits = plain_net(theta).eval()(grey(fl.data.x_train[fl.shards[2]]))
     losses = F.cross_entropy(logits, fl.data.y_train[fl.shards[2]], reduction="none").detach()
@@ -937,7 +937,7 @@ def test_synthetic_term_moves_the_head_and_nothing_else():
 
     def one_step(per_step):
         update = fl.train(state, 0, clients, batches, lr=0.1, loss=loss, per_step=per_step)
-        return update.thetas
+        return update.gather_thetas()
 
     plain = one_step({})
     mixed = one_step(generated)
@@ -1108,7 +1108,7 @@ def test_feddistill_shares_logits_and_no_weights(tmp_path):
 def test_shared_logits_are_means_per_label_of_those_who_hold_it():
     config, fl, state = begun("feddistill")
     thetas = state["theta"] * torch.tensor([[1.0], [2.0]])
-    update = SimpleNamespace(clients=np.array([1, 6]), thetas=thetas)
+    update = SimpleNamespace(clients=np.array([1, 6]), gather_thetas=lambda: thetas)
     shared = g.mean_logits(config, fl, update)
     assert [*shared] == [1, 6]
     for m, theta in zip((1, 6), thetas, strict=True):

@@ -1,6 +1,5 @@
 """training.py against loops over ordinary torch nets, autograd, closed forms and brute force."""
 
-import contextlib
 import dataclasses
 import math
 
@@ -11,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from ordinary import fill, normalise, perturb
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import training
 from data import Data, epochs_of_batches, load_data
@@ -35,11 +33,11 @@ def train_all(model, theta_0, data, batches, local, chunk=0):
 # ------------------------------------------------------- beside a loop over ordinary torch nets
 
 
-def train_ordinary(net, data, theta_0, batches, local, term=None):
-    """A client by torch's own layers: (theta (P,), losses, squared norms of the gradients).
+def train_ordinary(net, data, theta_0, batches, local, k=0, term=None):
+    """Client k by torch's own layers: (theta (P,), losses, squared norms of the gradients).
 
-    local  of one client; of it lr, momentum, weight_decay, proximal, correction, sample_weights
-    term   (net, x (n, C, H, W), step) -> a number that is added to the loss
+    local  of it lr, momentum, weight_decay, proximal, correction, sample_weights
+    term   (net, x (n, C, H, W), k, step) -> a number that is added to the loss
     """
     d = sum(parameter.numel() for parameter in net.parameters())
     w = theta_0[:d].clone()
@@ -55,11 +53,11 @@ def train_ordinary(net, data, theta_0, batches, local, term=None):
         x = normalise(data, data.x_train[samples])
         entropies = F.cross_entropy(net(x), data.y_train[samples], reduction="none")
         if local.sample_weights is not None:
-            weights = local.sample_weights[0][step][: len(samples)]
+            weights = local.sample_weights[k][step][: len(samples)]
             entropies = torch.from_numpy(weights) * entropies
         loss = entropies.sum() / len(samples)
         if term is not None:
-            loss = loss + term(net, x, step)
+            loss = loss + term(net, x, k, step)
         statistics = ordinary.flatten(net)[d:]
         gradients = torch.autograd.grad(loss, list(net.parameters()))
         g = torch.cat([gradient.flatten() for gradient in gradients])
@@ -67,7 +65,7 @@ def train_ordinary(net, data, theta_0, batches, local, term=None):
         squares.append(g.square().sum().item())
         g = g + local.proximal * (w - w_0) + local.weight_decay * w
         if local.correction is not None:
-            g = g + local.correction[0]
+            g = g + local.correction[k]
         v = local.momentum * v + g
         w = w - etas[step] * v
     return torch.cat([w, statistics]), losses, squares
@@ -76,16 +74,9 @@ def train_ordinary(net, data, theta_0, batches, local, term=None):
 def agree_with_ordinary(update, net, data, theta_0, batches, local, term=None):
     """Every client's update is what torch's own layers make of it."""
     for k, rows in enumerate(batches):
-
-        def term_of_client(net, x, step, k=k):
-            return term(net, x, k, step)
-
-        of_client = term_of_client if term else None
-        theta, losses, squares = train_ordinary(
-            net, data, theta_0[k], rows, local.of([k]), of_client
-        )
+        theta, losses, squares = train_ordinary(net, data, theta_0[k], rows, local, k, term)
         assert (theta - theta_0[k]).abs().max() > 1e-3  # the client moved
-        assert (update.thetas[k] - theta).abs().max() < 1e-10
+        assert (update.gather_thetas()[k] - theta).abs().max() < 1e-10
         assert update.train_loss[k] == pytest.approx(np.mean(losses), rel=1e-10)
         assert update.grad_sq[k] == pytest.approx(np.mean(squares), rel=1e-10)
         assert update.steps[k] == len(rows)
@@ -95,8 +86,8 @@ def agree_with_ordinary(update, net, data, theta_0, batches, local, term=None):
 def agree_with_loop(update, model, data, theta_0, batches, local):
     """Every client's update is what `train_one_client` makes of it."""
     for k, rows in enumerate(batches):
-        theta = train_one_client(model, theta_0[k], data, rows, local.of([k]))
-        assert (update.thetas[k] - theta).abs().max() < 1e-10
+        theta = train_one_client(model, theta_0[k], data, rows, local, k)
+        assert (update.gather_thetas()[k] - theta).abs().max() < 1e-10
 
 
 OPTIONS = {
@@ -113,7 +104,7 @@ OPTIONS = {
 def make_local(option: str, model: Model, batches) -> Local:
     """An option of training, with what differs between the clients."""
     rng = np.random.default_rng(2)
-    local = OPTIONS[option]
+    local = dataclasses.replace(OPTIONS[option], grad_norms=True)
     if option in ("correction", "all"):
         noise = rng.normal(size=(len(batches), model.trainable))
         local = dataclasses.replace(local, correction=torch.from_numpy(0.05 * noise))
@@ -197,7 +188,7 @@ def test_the_stack_equals_the_reference_loop_in_every_field_at_once(name, chunk)
     )
     theta_0 = perturb(model.init(1), K)
     update = train_all(model, theta_0, data, batches, local, chunk)
-    assert (update.thetas - theta_0).abs().amax(1).min() > 1e-3
+    assert (update.gather_thetas() - theta_0).abs().amax(1).min() > 1e-3
     agree_with_loop(update, model, data, theta_0, batches, local)
 
 
@@ -299,7 +290,7 @@ def test_what_an_own_net_has_frozen_stays(tmp_path):
         F.cross_entropy(logits, data.y_train[batch]).backward()
         sgd.step()
     local = Local(0.1, momentum=0.5, weight_decay=0.1)
-    [theta] = train_all(model, theta_0, data, [batches], local).thetas
+    [theta] = train_all(model, theta_0, data, [batches], local).gather_thetas()
     expected = torch.cat([tensor.detach().flatten() for tensor in tensors])
     assert torch.allclose(theta, expected, rtol=0, atol=1e-12)
     assert not torch.equal(expected, theta_0)
@@ -320,11 +311,11 @@ def test_dropout_follows_each_clients_seed(name):
     for k, seed in enumerate(local.seeds):
         net = pair.net()
         torch.manual_seed(seed)
-        theta, _, _ = train_ordinary(net, data, theta_0[k], batches[k], local.of([k]))
-        assert (update.thetas[k] - theta).abs().max() < 1e-10
+        theta, _, _ = train_ordinary(net, data, theta_0[k], batches[k], local, k)
+        assert (update.gather_thetas()[k] - theta).abs().max() < 1e-10
     for seed, is_equal in ((5, True), (7, False)):
         again = train_all(model, theta_0[:1], data, batches[:1], Local(0.05, seeds=[seed]))
-        assert torch.equal(again.thetas[0], update.thetas[0]) == is_equal
+        assert torch.equal(again.gather_thetas()[0], update.gather_thetas()[0]) == is_equal
 
 
 def test_stacked_clients_share_the_first_ones_seed():
@@ -335,7 +326,7 @@ def test_stacked_clients_share_the_first_ones_seed():
 
     def thetas(*seeds):
         local = Local(0.05, seeds=seeds)
-        return train_all(model, theta, data, batches, local, chunk=2).thetas
+        return train_all(model, theta, data, batches, local, chunk=2).gather_thetas()
 
     assert torch.equal(thetas(5, 6), thetas(5, 7))
     assert not torch.equal(thetas(5, 6), thetas(6, 6))
@@ -353,8 +344,9 @@ def test_stacked_clients_do_not_touch_one_another():
     clean = train_all(model, theta_0, data, batches, Local(0.1))
     theta_0[1] = math.nan
     dirty = train_all(model, theta_0, data, batches, Local(0.1))
-    assert dirty.thetas[1].isnan().all()
-    assert torch.equal(dirty.thetas[[0, 2]], clean.thetas[[0, 2]])
+    thetas = dirty.gather_thetas()
+    assert thetas[1].isnan().all()
+    assert torch.equal(thetas[[0, 2]], clean.gather_thetas()[[0, 2]])
 
 
 def test_weights_of_integers_and_fractions_side_by_side():
@@ -375,208 +367,66 @@ def test_a_client_without_samples_returns_what_it_was_given():
     model = build_model("lenet5", data)
     theta = model.init(0)
     nothing = np.zeros((0, 4), int)
-    update = train_all(model, theta, data, [nothing, np.arange(4)[None]], Local(0.1))
-    assert torch.equal(update.thetas[0], theta)
+    local = Local(0.1, grad_norms=True)
+    update = train_all(model, theta, data, [nothing, np.arange(4)[None]], local)
+    assert torch.equal(update.gather_thetas()[0], theta)
     assert update.length.tolist() == [0, 0.1]
     assert update.grad_sq[0] == update.train_loss[0] == 0
     assert update.steps.tolist() == [0, 1]
     assert update.samples.tolist() == [0, 4]
     alone = train_all(model, theta, data, [nothing], Local(0.1))
-    assert torch.equal(alone.thetas[0], theta)
+    assert torch.equal(alone.gather_thetas()[0], theta)
     assert torch.equal(train_one_client(model, theta, data, nothing, Local(0.1)), theta)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_norms_of_gradients_are_measured_where_they_are_asked_for():
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    update = train_all(model, model.init(0), data, [np.arange(4)[None]], Local(0.1))
+    with pytest.raises(ValueError, match="grad_norms=True"):
+        update.grad_sq  # noqa: B018
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_ranks_train_each_client_once_and_all_hold_one_processs_bits(ranks, monkeypatch):
-    """Ranks in turn, with a broadcast that remembers what its owner sent; of 5 clients."""
+    """Of 5 clients. The ranks run in turn, twice: the second time, sums hold all that was sent."""
     data = ordinary.random_images()
     model = lenet_on(data)
     batches = ordinary.draw_schedules(data, RAGGED, 3)
-    whole = train_all(model, model.init(0), data, batches, Local(0.05), chunk=1)
-    expected = whole.thetas
-    trained = []
-    make_stack = training.Stack
-
-    def spy_stack(model, theta_0, data, stacked, local, etas):
-        trained.extend(rows.tobytes() for rows in stacked)
-        return make_stack(model, theta_0, data, stacked, local, etas)
-
-    sent = {}
-    parts = {}  # of the average
-    numbers = {"rank": 0, "call": 0}
-
-    def broadcast(part, src):
-        numbers["call"] += 1
-        if src == numbers["rank"]:
-            sent[numbers["call"]] = part.clone()
-        elif numbers["call"] in sent:
-            part.copy_(sent[numbers["call"]])
-        else:
-            part.fill_(math.nan)
+    local = Local(0.05, grad_norms=True)
+    whole = train_all(model, model.init(0), data, batches, local, chunk=1)
+    expected = whole.gather_thetas()
+    p = torch.tensor([0.1, 0.3, 0.2, 0.25, 0.15], dtype=torch.float64)
+    sent = {}  # by rank and call
+    now = {}
 
     def all_reduce(part):
-        parts[numbers["rank"]] = part.clone()
-        part.copy_(sum(parts.values()))
+        now["call"] += 1
+        sent[now["rank"], now["call"]] = part.clone()
+        part.copy_(sum(sent.get((rank, now["call"]), 0) for rank in range(ranks)))
 
     def train_rank(rank):
-        """Its update, the clients' nets and their average."""
-        numbers.update(rank=rank, call=0)
-        update = train_all(model, model.init(0), data, batches, Local(0.05), chunk=1)
+        """Its update, the average, the clients' weights, and once more the average."""
+        now.update(rank=rank, call=0)
+        update = train_all(model, model.init(0), data, batches, local, chunk=1)
         average = update.average(p)  # before the rows of others are here
-        return update, update.thetas, average
+        thetas = update.gather_thetas()
+        assert update.gather_thetas() is thetas and now["call"] == 3  # nothing is sent twice
+        return update, thetas, average, update.average(p)
 
-    monkeypatch.setattr(training, "Stack", spy_stack)
-    monkeypatch.setattr(training, "rank_and_ranks", lambda: (numbers["rank"], ranks))
-    monkeypatch.setattr(training.dist, "broadcast", broadcast)
+    monkeypatch.setattr(training, "rank_and_ranks", lambda: (now["rank"], ranks))
     monkeypatch.setattr(training.dist, "all_reduce", all_reduce)
-    p = torch.tensor([0.1, 0.3, 0.2, 0.25, 0.15], dtype=torch.float64)
-    for rank in range(ranks):  # now everybody's rows are sent
-        train_rank(rank)
-    assert sorted(trained) == sorted(rows.tobytes() for rows in batches)
     for rank in range(ranks):
-        update, thetas, average = train_rank(rank)
+        train_rank(rank)
+    trained = torch.stack([sent[rank, 3].any(1) for rank in range(ranks)])
+    assert trained.sum(0).tolist() == [1] * 5
+    for rank in range(ranks):
+        update, thetas, *averages = train_rank(rank)
         assert torch.equal(thetas, expected)
-        assert torch.allclose(average, p @ expected, rtol=0, atol=1e-12)
+        for average in averages:
+            assert torch.allclose(average, p @ expected, rtol=0, atol=1e-12)
         for name in ("finite", "steps", "samples", "length", "grad_sq", "train_loss"):
             assert np.array_equal(getattr(update, name), getattr(whole, name))
-
-
-# ---------------------------------------------------------------------------- the steps of a GPU
-
-
-class PretendedDevice(str):
-    """The CPU under the GPU's name: `train` takes the GPU's path, but for what is CUDA's own."""
-
-    def __eq__(self, other):
-        return other == "cuda"
-
-    __hash__ = str.__hash__
-
-
-class Recording(TorchDispatchMode):
-    """As a CUDA graph: what a step did to memory, which can be done again without its Python."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        result = operation(*args, **kwargs)
-        self.operations.append((operation, args, kwargs, result))  # keeps tensors, so ids, alive
-        return result
-
-    @torch.no_grad()
-    def replay(self):
-        new = {}
-
-        def renewed(value):
-            if isinstance(value, (list, tuple)):
-                return type(value)(map(renewed, value))
-            return new.get(id(value), value)
-
-        for operation, args, kwargs, old in self.operations:
-            kwargs = {name: renewed(value) for name, value in kwargs.items()}
-            result = operation(*renewed(args), **kwargs)
-            if not isinstance(old, (list, tuple)):
-                old = [old]
-                result = [result]
-            for before, after in zip(old, result, strict=True):
-                if isinstance(before, torch.Tensor):
-                    new[id(before)] = after
-
-
-def tensors_of(stack) -> list:
-    """All memory that a stack's steps read and write."""
-    tensors = []
-    for value in vars(stack).values():
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        if isinstance(value, list):
-            tensors.extend(layer for layer in value if isinstance(layer, torch.Tensor))
-    return tensors
-
-
-@pytest.fixture
-def captures(monkeypatch):
-    """A stand-in for CUDA graphs, and a list of the steps at which one was captured.
-
-    To capture is to note a step down without taking it.
-    """
-    stacks = []
-    steps = []
-    make_stack = training.Stack
-
-    def spy_stack(*given):
-        stacks.append(make_stack(*given))
-        return stacks[-1]
-
-    def capture(step):
-        memory = tensors_of(stacks[-1])
-        before = [tensor.clone() for tensor in memory]
-        steps.append(int(stacks[-1].step_now))
-        recording = Recording()
-        with recording:
-            step()
-        for tensor, values in zip(memory, before, strict=True):
-            tensor.copy_(values)
-        return recording.replay
-
-    monkeypatch.setattr(training, "Stack", spy_stack)
-    monkeypatch.setattr(training, "capture", capture)
-    monkeypatch.setattr(training, "side_stream", contextlib.nullcontext)
-    return steps
-
-
-def same_update(update, expected):
-    assert (update.thetas - expected.thetas).abs().max() < 1e-12
-    for name in ("steps", "samples", "length", "grad_sq", "train_loss"):
-        np.testing.assert_allclose(getattr(update, name), getattr(expected, name), rtol=1e-10)
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("name", ["lenet5", "fedgen-cnn", "simplecnn"])
-def test_the_steps_of_a_gpu_equal_those_of_a_cpu(name, option, captures):
-    """Finished clients stay in the stack, masked: log2 K graphs serve all. Batch norms need none.
-
-    Of five stacked clients 5 are live until step 4, 4 until 11, 3 (as 4) until 12, 2 until 14 and
-    1 until 20. Three steps of each are taken as they are, then one is captured; the sixth client
-    is alone and takes a single step.
-    """
-    data, model, _ = ordinary.prepare(name)
-    batches = ordinary.draw_schedules(data, (40, 12, 33, 3, 60, 35), 3)
-    theta_0 = perturb(model.init(1), 6)
-    local = make_local(option, model, batches)
-    local = dataclasses.replace(local, lr=np.resize(local.lr, 20))
-    expected = train_all(model, theta_0, data, batches, local, chunk=5)
-    assert captures == []
-    model.device = PretendedDevice("cpu")
-    update = train_all(model, theta_0, data, batches, local, chunk=5)
-    same_update(update, expected)
-    assert captures == ([] if name == "fedgen-cnn" else [3, 7, 17])
-
-
-def test_hooks_of_a_captured_step_read_the_schedule_of_their_step(captures):
-    """All from memory, nothing from Python's step number.
-
-    A client that has finished neither moves nor adds to its sums, whatever the penalty says.
-    """
-    data, model, _ = ordinary.prepare("lenet5")
-    batches = ordinary.draw_schedules(data, (40, 9, 30, 36), 3)
-    rng = np.random.default_rng(0)
-    local = Local(
-        0.05,
-        penalty=pull_to_frozen,
-        frozen={"old": model.init(7).expand(4, -1)},
-        per_client={"strength": torch.arange(4)},
-        per_step={"pull": [rng.uniform(0, 1, len(rows)) for rows in batches]},
-        augment=lambda images, extra: images * extra["pull"][:, None, None, None, None],
-    )
-    expected = train_all(model, model.init(0), data, batches, local)
-    model.device = PretendedDevice("cpu")
-    update = train_all(model, model.init(0), data, batches, local)
-    assert captures
-    same_update(update, expected)
 
 
 # ------------------------------------------------------------------------------- what losses see
@@ -655,6 +505,7 @@ def test_a_penalty_equals_a_term_in_the_ordinary_loop():
 
     local = Local(
         0.05,
+        grad_norms=True,
         penalty=penalty,
         frozen={"old": theta.expand(3, -1)},
         per_client={"client": of_client},
@@ -689,7 +540,7 @@ def test_augmentation_reads_extras_and_works_on_normalised_images():
                 twin.std = -twin.std
             net = ordinary.lenet(3, 16, 4)
             theta, _, _ = train_ordinary(net, twin, theta, batch[None], Local(0.05))
-        assert (update.thetas[k] - theta).abs().max() < 1e-10
+        assert (update.gather_thetas()[k] - theta).abs().max() < 1e-10
 
 
 # ----------------------------------------------------------------------- norms of single gradients
@@ -716,7 +567,7 @@ def softmax_model() -> Model:
 
 def norm_of_batches(model, theta, data, batches) -> float:
     """The trainer's ||g_B||^2, averaged over batches at theta."""
-    return train_all(model, theta, data, [batches], Local(1e-30)).grad_sq[0]
+    return train_all(model, theta, data, [batches], Local(1e-30, grad_norms=True)).grad_sq[0]
 
 
 def test_norms_of_single_gradients_equal_a_loop_and_vmap():
@@ -921,5 +772,5 @@ def test_length_is_the_way_under_a_unit_gradient(rho, mu):
     batches = [np.zeros((T, 1), int) for T in (4, 1, 6)]
     local = Local(eta, momentum=rho, proximal=mu, loss=lambda out: out.net.w.sum(1))
     update = train_all(model, torch.zeros(3, 5, dtype=DOUBLE), data, batches, local)
-    assert np.abs(-update.thetas.numpy() - update.length[:, None]).max() < 1e-12
+    assert np.abs(-update.gather_thetas().numpy() - update.length[:, None]).max() < 1e-12
     assert update.length[1] == pytest.approx(0.1)

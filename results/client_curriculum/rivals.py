@@ -179,7 +179,7 @@ def count_turns(config, fl: common.Federation, state: dict, update: common.Updat
     entropies = [math.nan] * len(update.clients)
     if is_estimated(config):
         b_0 = output_bias(fl, fl.received(state, update.clients))
-        b = output_bias(fl, update.thetas)
+        b = output_bias(fl, update.gather_thetas())
         entropies = estimate_entropies(b - b_0, update.length, config.temperature)
     for m, entropy in zip(update.clients.tolist(), entropies, strict=True):
         if is_estimated(config) and state["turns"][m] == 0:

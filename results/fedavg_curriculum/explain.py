@@ -92,7 +92,8 @@ def dissimilarity(fl: common.Federation, theta: torch.Tensor, samples: list, see
     clients = np.arange(len(samples))
     chunk = fl.config.chunk
     update = training.train(model, theta, fl.data, clients, batches, one_step, chunk)
-    gradients = (theta - update.thetas)[:, : model.trainable]  # theta_m = theta - grad f_m
+    thetas = update.gather_thetas()  # theta_m = theta - grad f_m
+    gradients = (theta - thetas)[:, : model.trainable]
     q = torch.as_tensor(sizes / sizes.sum(), device=theta.device)
     mean_of_squares = q @ gradients.square().sum(1)
     square_of_mean = (q @ gradients).square().sum()

@@ -71,7 +71,7 @@ def remember(fl: common.Federation, state: dict, t: int, update: common.Update) 
     """
     classes = fl.data.classes
     output = slice(fl.model.trainable - classes, fl.model.trainable)  # a net's last weights
-    moved = update.thetas[:, output] - state["theta"][output]
+    moved = update.gather_thetas()[:, output] - state["theta"][output]
     moved = moved.double().cpu().numpy()
     bias = moved / update.length[:, None]
     for k, m in enumerate(update.clients.tolist()):
