@@ -31,43 +31,28 @@ def test_network_derivatives_by_finite_differences():
 
 
 def test_spectra_and_weyl_bounds_by_loops():
-    """Every eigenvalue and every bound from a Hessian by finite differences, sample by sample; not
-    one bound is looser.
-    """
+    """Every eigenvalue and bound from a Hessian by differences, sample by sample."""
     rng = np.random.default_rng(0)
     for scale in (0.3, 1.0, 3.0):
-        X, y, theta = (
-            rng.standard_normal((13, 2)),
-            scale * rng.standard_normal(13),
-            scale * rng.standard_normal(3 * 4 + 1),
-        )
+        X, y = rng.standard_normal((13, 2)), scale * rng.standard_normal(13)
+        theta = scale * rng.standard_normal(3 * 4 + 1)
         f, gradient = network(theta, X, 3)
         r, curvature = f - y, numeric_hessians(theta, X, 3)
         ranked = sorted(range(13), key=lambda i: abs(r[i]))
-        found = dict(
-            zip(("easy", "all", "hard"), easy_samples.spectra(theta, X, y, 3), strict=True)
-        )
-        for name, S in {"easy": ranked[:4], "all": ranked, "hard": ranked[-4:]}.items():
+        sets = ranked[:4], ranked, ranked[-4:]
+        found = easy_samples.spectra(theta, X, y, 3)
+        for S, (eigenvalues, weyl) in zip(sets, found, strict=True):
             GN = sum(np.outer(gradient[i], gradient[i]) for i in S) / len(S)
             H = GN + sum(r[i] * curvature[i] for i in S) / len(S)
             size = sum(abs(r[i]) * np.linalg.norm(curvature[i], 2) for i in S) / len(S)
-            eigenvalues, weyl = found[name]
             assert np.allclose(eigenvalues, np.linalg.eigvalsh(H), atol=1e-6)
             assert weyl == pytest.approx(np.linalg.eigvalsh(GN)[0] - size, rel=1e-6, abs=1e-7)
-            assert eigenvalues[0] >= weyl - 1e-9 * np.abs(eigenvalues).max()
 
 
 def test_weyl_is_attained():
-    """One sample, r < 0 and no Gauss-Newton term in the direction of the steepest curvature:
-    nothing is lost.
-    """
-    theta = np.zeros(
-        5
-    )  # one unit on one input: W, c, v, e; at 0 grad f = (0, 0, 0, 1), hess f couples c, W and v
-    eigenvalues, weyl = easy_samples.spectra(theta[:4], np.ones((3, 1)), np.full(3, 2.0), 1)[1]
-    assert weyl == pytest.approx(-2 * np.sqrt(2)) and eigenvalues[0] == pytest.approx(
-        -2 * np.sqrt(2)
-    )
+    """One unit on one input at theta = (W, c, v, e) = 0: r < 0, grad f = (0, 0, 0, 1)."""
+    eigenvalues, weyl = easy_samples.spectra(np.zeros(4), np.ones((3, 1)), np.full(3, 2.0), 1)[1]
+    assert (weyl, eigenvalues[0]) == pytest.approx((-2 * np.sqrt(2), -2 * np.sqrt(2)))
 
 
 def test_training_lowers_the_loss_and_is_gradient_descent():
@@ -84,15 +69,6 @@ def test_training_lowers_the_loss_and_is_gradient_descent():
     assert lowest[3] == pytest.approx(
         [values[0] for values, _ in easy_samples.spectra(theta, X, y)], rel=1e-6
     )
-
-
-def test_easy_samples_are_more_convex_than_all_at_the_start_only():
-    for steps, counts in ((0, (20, 20)), (1000, (20, 7))):
-        lowest, weyl = easy_samples.convexity(steps)
-        assert (
-            weyl
-            and ((lowest[:, 0] > lowest[:, 2]).sum(), (lowest[:, 0] > lowest[:, 1]).sum()) == counts
-        )
 
 
 def test_a_harder_sample_can_be_more_convex():

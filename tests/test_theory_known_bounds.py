@@ -8,24 +8,13 @@ from theory import supplement
 
 
 def test_sigma_remark():
-    both = (
-        2 / (0.1 * 200) + 0.1 * 0.25 * 201,
-        2 / (0.1 * 200) + 0.1 * 0.25,
-    )  # the second: C_1 / (gamma T) + C_2 gamma sigma^2
-    sigma = np.full(201, 0.5)
-    assert supplement.sgd_printed(2, 0.1, sigma) == pytest.approx(both[0])
-    assert supplement.sgd_corrected(2, 0.1, sigma, L=1) == pytest.approx(both[1])
-    growing = np.array(
-        [0.1, 0.2, 0.3]
-    )  # sigma_2 belongs to a step after theta_1, the last averaged
-    both = 2 / (0.1 * 2) + 0.1 * (0.01 + 0.04 + 0.09), 2 / (0.1 * 2) + 0.1 * (0.01 + 0.04) / 2
-    assert supplement.sgd_printed(2, 0.1, growing) == pytest.approx(both[0])
-    assert supplement.sgd_corrected(2, 0.1, growing, L=1) == pytest.approx(both[1])
-    one = np.array([1.0])
-    average = supplement.mean_gap(one, one, 0.5, np.array([1.0, 0.0, 0.0]))
-    assert average == pytest.approx(
-        (0.5 + (0.25 + 0.25) / 2) / 2
-    )  # theta_1 = theta_0 / 2 - gamma n
+    """sigma_2 belongs to a step after theta_1, the last that the mean contains."""
+    sigma = np.array([0.1, 0.2, 0.3])
+    assert supplement.sgd_printed(2, 0.1, sigma) == pytest.approx(10 + 0.1 * 0.14)
+    assert supplement.sgd_corrected(2, 0.1, sigma, L=1) == pytest.approx(10 + 0.1 * 0.05 / 2)
+    one, average = np.array([1.0]), (0.5 + (0.25 + 0.25) / 2) / 2  # theta_1 = theta_0 / 2 - n / 2
+    found = supplement.mean_gap(one, one, 0.5, np.array([1.0, 0.0, 0.0]))
+    assert found == pytest.approx(average)
 
 
 def test_the_gap_of_sgd_is_the_monte_carlo_mean():
@@ -58,22 +47,18 @@ def test_dissimilarity_is_the_sum_over_clients_and_diverges():
     rng = np.random.default_rng(0)
     for _ in range(30):
         (h, c, weights), theta = supplement.random_clients(rng), 3 * rng.standard_normal(4)
+        assert weights.sum() == pytest.approx(1) and ((h >= 0.5) & (h <= 2)).all()
         f, gradients = f_of(h, c, weights), h * (theta - c)
         mean = sum(q * g for q, g in zip(weights, gradients, strict=True))
         Lambda = sum(q * g @ g for q, g in zip(weights, gradients, strict=True)) / (mean @ mean)
         value, slope = supplement.dissimilarity(h, c, weights, theta)
-        moved = supplement.proximal_round(h, c, weights, theta, mu=1.0)
-        before = supplement.value(h, c, weights, theta)
-        decrease = before - supplement.value(h, c, weights, moved)
-        assert value == pytest.approx(Lambda) and value >= 1 and slope == pytest.approx(mean)
-        assert decrease == pytest.approx(f(theta) - f(moved))
         numeric = [(f(theta + e) - f(theta - e)) / 2e-6 for e in 1e-6 * np.eye(4)]
+        assert value == pytest.approx(Lambda) and value >= 1 and slope == pytest.approx(mean)
         assert slope == pytest.approx(numeric, abs=1e-6)
-        near, nearer = (
-            supplement.dissimilarity(h, c, weights, np.full(4, x))[0] for x in (1e-4, 1e-5)
-        )  # theta* = 0
+        assert supplement.value(h, c, weights, theta) == pytest.approx(f(theta))
+        near = supplement.dissimilarity(h, c, weights, np.full(4, 1e-4))[0]  # theta* = 0
+        nearer = supplement.dissimilarity(h, c, weights, np.full(4, 1e-5))[0]
         assert nearer / near == pytest.approx(100, rel=0.01)
-        assert weights.sum() == pytest.approx(1) and ((h >= 0.5) & (h <= 2)).all()
 
 
 def test_proximal_round_solves_every_client():
@@ -87,25 +72,20 @@ def test_proximal_round_solves_every_client():
 
 @pytest.mark.parametrize("gamma", [0.0, 0.1, 0.3])
 def test_corrected_fedprox_decrease_holds_with_inexact_clients(gamma):
-    """Worst-looking inexact solves: residuals of norm gamma ||grad f_m||, all pointing where f
-    rises.
-    """
+    """Residuals of norm gamma ||grad f_m|| that all point where f rises."""
     rng = np.random.default_rng(0)
     tried, refuted = 0, False
     for _ in range(400):
         (h, c, q), mu = supplement.random_clients(rng), 10 ** rng.uniform(1, 3)
         theta, f = rng.standard_normal(4) * 10 ** rng.uniform(-1, 1), f_of(h, c, q)
         Lambda, slope = supplement.dissimilarity(h, c, q, theta)
-        exact = supplement.proximal_round(h, c, q, theta, mu)
-        residual = (
-            gamma * np.linalg.norm(h * (theta - c), axis=1)[:, None] * slope / np.linalg.norm(slope)
-        )
-        moved = exact + q @ (residual / (h + mu))
-        printed = supplement.rho_printed(mu)
+        length = gamma * np.linalg.norm(h * (theta - c), axis=1)[:, None]
+        residual = length * slope / np.linalg.norm(slope)
+        moved = supplement.proximal_round(h, c, q, theta, mu) + q @ (residual / (h + mu))
         rho = supplement.rho(np.sqrt(Lambda), h.max(), mu, gamma)
         decrease = f(theta) - f(moved)
         assert decrease >= rho * slope @ slope - 1e-12
-        refuted |= decrease < printed * slope @ slope
+        refuted |= decrease < supplement.rho_printed(mu) * slope @ slope
         tried += rho > 0
     assert tried > 20 and refuted
 

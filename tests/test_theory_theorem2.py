@@ -28,14 +28,8 @@ def forms(problem):
 
 def test_theorem2_forms_are_the_sums_they_state():
     rng = np.random.default_rng(3)
-    problem = Problem(
-        rational(2),
-        [1.0, -2.0],
-        rng.uniform(0.01, 0.2, (3, 4)),
-        0.1,
-        zero_sum(rng, 3, 2),
-        sigma=0.7,
-    )
+    steps = rng.uniform(0.01, 0.2, (3, 4))
+    problem = Problem(rational(2), [1.0, -2.0], steps, 0.1, zero_sum(rng, 3, 2), sigma=0.7)
     a, B, (L, G), Q, s, N = problem.steps, problem.B, (2.0, problem.f.G), 3, 0.7, 4
     gap = 1 / 2 + 4 / 5
     printed, proof, uncorrelated, corrected = Q * gap, Q * gap, gap, gap
@@ -70,16 +64,6 @@ def test_later_gradients_are_correlated_with_earlier_noise():
     assert correlation > 0.03  # - a f''(1) E n^2 = a / 2 at first order
 
 
-def test_theorem2_without_alpha_on_the_left():
-    problem = theorem2.long_run()
-    _, gradient = simulate(problem)
-    assert round(theorem2.left_side(problem, gradient)) == 160
-    assert round(forms(problem)[0], 1) == 9.8
-    assert theorem2.weighted_left_side(problem, gradient) == pytest.approx(
-        1.60, abs=0.01
-    )  # about f0 - f* = 1.6
-
-
 def test_theorem2_without_noise_on_the_right_and_without_sampling():
     """One client and one step: the density of theta, carried round by round over a fine grid."""
     x = np.linspace(-15, 15, 2001)
@@ -103,25 +87,9 @@ def test_theorem2_as_printed_does_not_know_the_order():
     assert len(set(printed)) == 1 and len(set(corrected)) == 3
 
 
-def test_corrected_theorem2_holds_on_the_grid():
-    rng, violated = np.random.default_rng(12), 0
-    for _ in range(300):
-        problem, gradient = theorem2_random.random_problem(rng)
-        left = theorem2.weighted_left_side(problem, gradient)
-        printed, _, corrected, uncorrelated = forms(problem)
-        assert left <= uncorrelated <= corrected * (1 + 1e-12)
-        violated += printed < theorem2.left_side(problem, gradient)
-    assert violated > 60
-
-
-def test_random_problems_repeat_and_reach_their_corners():
-    drawn = []
-    for _ in range(2):
-        rng = np.random.default_rng(5)
-        drawn.append([theorem2_random.random_problem(rng) for _ in range(60)])
-    for (one, gradient), (again, other) in zip(*drawn, strict=True):
-        assert (gradient == other).all() and (one.steps == again.steps).all()
-    problems = [problem for problem, _ in drawn[0]]
+def test_random_problems_reach_their_corners():
+    rng = np.random.default_rng(5)
+    problems = [theorem2_random.random_problem(rng)[0] for _ in range(60)]
     assert {problem.sigma for problem in problems} == {0.0, 0.5, 3.0, 30.0}
     assert {problem.f.L for problem in problems} == {1.0, 2.0}
     assert any(not problem.theta0.any() for problem in problems)

@@ -1,1 +1,1 @@
-"""The statements of "When Do Curricula Work in Federated Learning?", checked numerically."""
+"""Checks of Section 5 and supplement 2 of "When Do Curricula Work in Federated Learning?"."""

@@ -1,4 +1,4 @@
-"""Assumption 1: with a random S_t it leaves no bias, and b_k may not depend on theta.
+"""Assumption 1: a random S_t leaves no bias, and b_k may not depend on theta.
 
 python -m theory.assumption1
 """
@@ -13,7 +13,10 @@ from theory.theorem1 import printed
 
 
 def rank(K, Q):
-    """Rank of 'sum_{k in S} b_k = 0 for every S of Q of K clients': K leaves only b = 0. [1]"""
+    """The rank of the conditions sum_{k in S} b_k = 0 for every S of Q out of K clients.
+
+    Rank K means that only b = 0 satisfies them. PROOFS.md [1].
+    """
     members = []
     for clients in combinations(np.eye(K), Q):
         members.append(sum(clients))
@@ -21,11 +24,11 @@ def rank(K, Q):
 
 
 def moving_centre(mu=0.1, L=1.0, alpha=1 / 12, B=1e-4, N=10, Q=100):
-    """||theta||^2 after a round from theta* = 0, clients biased away from the clients' average.
+    """||theta||^2 after a round from theta* = 0. The biases depend on the clients' average.
 
-    b_k = sqrt(B) u_k sign(theta_k - average), u_k = 1 for half of them and -1 for the others: where
-    all are at one theta the biases cancel, as Assumption 1 demands, but the algorithm takes them at
-    different theta_k.
+    b_k = sqrt(B) u_k sign(theta_k - average), with u_k = 1 for half of the clients and -1 for the
+    others. While all clients have the same theta, the biases cancel, as Assumption 1 demands. But
+    the algorithm evaluates them at different theta_k.
     """
     theta = np.zeros(Q)
     u = np.repeat([1.0, -1.0], Q // 2)
@@ -37,14 +40,15 @@ def moving_centre(mu=0.1, L=1.0, alpha=1 / 12, B=1e-4, N=10, Q=100):
 
 
 def check():
-    """The rank for every Q < K <= 8; Theorem 1 against biases about a moving centre."""
+    """The rank for every Q < K <= 8, and Theorem 1 against biases about a moving centre."""
     cases = list(combinations(range(1, 9), 2))  # Q < K
-    full = all(rank(K, Q) == K for Q, K in cases)
-    label = "vacuous" if full else "holds"
+    label = "holds"
+    if all(rank(K, Q) == K for Q, K in cases):
+        label = "vacuous"
     note = f"rank K in all {len(cases)} cases with K <= 8: only b = 0 is left"
     yield row("Assumption 1, random S_t, Q < K", "vacuous", label, note=note)
     ratio = printed(kinked_problem(100, T=1))[-1] / moving_centre()
-    note = "Theorem 1 at T = 1, moving centre"
+    note = "Theorem 1 at T = 1, biases about the moving average"
     yield row("Assumption 1, b_k depends on theta", "violated", ratio, note=note)
 
 

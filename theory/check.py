@@ -1,10 +1,10 @@
-"""Checks every statement of Section 5 and supplement 2 and prints a table of verdicts.
+"""Check every statement of Section 5 and supplement 2, and print a table of verdicts.
 
     python -m theory.check                        # check.json and figures in runs/theory
     python -m theory.check --out theory/figures   # renews what theory/README.md shows
 
-A violated printed statement is a finding, not an error: the exit code is 1 only when a verdict
-differs from the documented one, or when a corrected or sharp statement is violated.
+A violated statement of the paper is a finding, not an error. The exit status is 1 if a verdict is
+not the documented one, or if a corrected or sharp statement is violated.
 """
 
 import argparse
@@ -61,7 +61,7 @@ FIGURES = {
 
 
 def run(out):
-    """Runs every check and figure into the folder `out`; returns the exit code."""
+    """Run every check, write check.json and the figures to `out`, and return the exit status."""
     rows = []
     print(report.HEADER)
     for statement in STATEMENTS:
@@ -78,24 +78,23 @@ def run(out):
 
 
 def is_news(row):
-    """Whether a verdict differs from the documented one, or a corrected statement is violated."""
+    """Whether the verdict is not the documented one, or a corrected statement is violated."""
     return row["printed"] != row["documented"] or row["corrected"] == "violated"
 
 
 def main(argv=None):
-    """Returns the exit code; SystemExit with code 2 on bad usage, with 130 on Ctrl-C."""
+    """Return the exit status. SystemExit with status 2 for bad usage, with 130 for Ctrl-C."""
     parser = argparse.ArgumentParser("python -m theory.check", description=__doc__.splitlines()[0])
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message}\n")
-    parser.add_argument(
-        "--out", type=Path, default=report.OUT, help="for check.json and the figures"
-    )
+    where = "folder for check.json and the figures (default: runs/theory)"
+    parser.add_argument("--out", type=Path, default=report.OUT, help=where)
     out = parser.parse_args(argv).out
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "check.json").touch()
         return run(out)
     except OSError as error:
-        parser.error(f"cannot write to {out}: {error.strerror}")
+        parser.error(f"--out {out}: {error.strerror}; choose a folder that can be written")
     except KeyboardInterrupt:
         parser.exit(130, f"{parser.prog}: interrupted\n")
 

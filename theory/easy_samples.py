@@ -1,10 +1,10 @@
-"""Section 5: do easy samples make the objective more convex? At the start of training only.
+"""Section 5: do easy samples make the objective more convex? Only at the start of training.
 
     python -m theory.easy_samples
 
-r_i = f(theta, x_i) - y_i. The Hessian of mean_S r_i^2 / 2 is H_S = GN_S + mean_S r_i hess f_i with
-the Gauss-Newton term GN_S = mean_S grad f_i grad f_i^T. What holds: lambda_min(H_S) >=
-lambda_min(GN_S) - mean_S |r_i| ||hess f_i||. [9]
+Let r_i = f(theta, x_i) - y_i. The Hessian of mean_S r_i^2 / 2 is H_S = GN_S + mean_S r_i hess f_i
+with the Gauss-Newton term GN_S = mean_S grad f_i grad f_i^T. What is true is
+lambda_min(H_S) >= lambda_min(GN_S) - mean_S |r_i| ||hess f_i||. PROOFS.md [9].
 """
 
 from functools import cache
@@ -19,13 +19,20 @@ NETWORKS = 20
 
 
 def counterexample(c, theta=1.0):
-    """((f - y)^2 / 2)'' for f = theta^2, y = -c: larger for the harder sample, larger c."""
+    """The second derivative of (f - y)^2 / 2 for f = theta^2 and y = -c.
+
+    The harder sample has the larger c, and it has the larger derivative.
+    """
     residual = theta**2 + c
     return (2 * theta) ** 2 + residual * 2  # f'^2 + r f''
 
 
 def spectra(theta, X, y, width=8):
-    """(eigenvalues of H_S: (p,), bound on the least) for the easy third, all, the hard third."""
+    """Three pairs (eigenvalues of H_S: (p,), bound on the least of them).
+
+    They are for the easy third of the samples, for all, and for the hard third. ValueError for
+    fewer than three samples.
+    """
     f, gradient = network(theta, X, width)
     curvature = hessians(theta, X, width)
     r = f - y
@@ -36,15 +43,17 @@ def spectra(theta, X, y, width=8):
     found = []
     for S in (ranked[:third], ranked, ranked[-third:]):
         GN = gradient[S].T @ gradient[S] / len(S)
-        H = GN + (r[S, None, None] * curvature[S]).mean(0)
+        bending = r[S, None, None] * curvature[S]
+        H = GN + bending.mean(0)
         bound = np.linalg.eigvalsh(GN)[0] - size[S].mean()
-        found.append((np.linalg.eigvalsh(H), bound))
+        eigenvalues = np.linalg.eigvalsh(H)
+        found.append((eigenvalues, bound))
     return found
 
 
 @cache
 def convexity(steps):
-    """lambda_min: (NETWORKS, 3) on easy, all and hard samples; whether the bound held."""
+    """(lambda_min: (NETWORKS, 3) on easy, all and hard samples, whether the bound was true)."""
     lowest = np.zeros((NETWORKS, 3))
     bounds = np.zeros((NETWORKS, 3))
     for seed in range(NETWORKS):
@@ -56,12 +65,12 @@ def convexity(steps):
 
 
 def above(lowest, other):
-    """In how many networks lambda_min on easy samples is larger than in that column."""
+    """The number of networks in which lambda_min on easy samples is above that column."""
     return (lowest[:, 0] > lowest[:, other]).sum()
 
 
 def check():
-    """The initial objective, of which the paper speaks; the trained one; the counterexample."""
+    """Try the initial objective, which the paper means, the trained one, and the counterexample."""
     start, start_holds = convexity(0)
     late, late_holds = convexity(1000)
     label = "holds"
@@ -70,13 +79,13 @@ def check():
     if above(start, 1) < NETWORKS:
         label = "violated"
     note = f"easy > hard {above(late, 2)}/20, easy > all {above(late, 1)}/20 after 1000 steps; "
-    note += f"at step 0 easy > all {above(start, 1)}/20; corrected: Weyl"
+    note += f"at step 0 easy > all {above(start, 1)}/20"
     weyl = verdict(start_holds and late_holds)
     yield row("Remark, easy samples are more convex", "partly", label, weyl, note=note)
 
 
 def draw(axes):
-    """lambda_min of every network on easy, all and hard samples: initially, after 1000 steps."""
+    """Plot lambda_min of every network on easy, all and hard samples, before and after training."""
     for axis, steps in zip(axes, (0, 1000), strict=True):
         lowest, _ = convexity(steps)
         lowest = lowest[lowest[:, 1].argsort()]

@@ -1,4 +1,4 @@
-"""The functions f on which the statements are tried. All have minimum f* = 0 at theta* = 0."""
+"""The functions f on which we try the statements. Each has its minimum f* = 0 at theta* = 0."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,17 +7,24 @@ import numpy as np
 
 
 def require(condition, hypothesis):
-    """ValueError naming the hypothesis unless the condition holds everywhere; NaN never holds."""
+    """Raise ValueError with the hypothesis unless the condition is true everywhere.
+
+    NaN makes a comparison false, so it never passes.
+    """
     if not np.all(condition):
         raise ValueError(f"hypothesis fails: {hypothesis}")
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function on R^d and the constants that the theorems assume known.
+    """A function on R^d, with the constants that the theorems assume to be known.
 
-    value: (..., d) -> (...). gradient: (..., d) -> (..., d). mu: strong convexity, 0 for none. L:
-    Lipschitz constant of the gradient. G: bound on ||gradient||. curvature: (d,) on quadratics.
+    value: a function from points (..., d) to numbers (...).
+    gradient: a function from points (..., d) to gradients (..., d).
+    mu: the constant of strong convexity. It is 0 for a function that has none.
+    L: the Lipschitz constant of the gradient.
+    G: a bound of ||gradient||.
+    curvature: the second derivatives (d,) of a quadratic. None for other functions.
     """
 
     value: Callable
@@ -29,7 +36,7 @@ class Function:
 
 
 def quadratic(curvature):
-    """f(x) = 1/2 sum_i h_i x_i^2 with curvature h: (d,). ValueError unless every h_i > 0."""
+    """f(x) = 1/2 sum_i h_i x_i^2 with the curvature h: (d,). ValueError unless every h_i > 0."""
     h = np.asarray(curvature, float)
     require(h > 0, "curvatures are positive")
 
@@ -43,7 +50,10 @@ def quadratic(curvature):
 
 
 def kinked(mu, L):
-    """f(x) = sum_i L/2 x_i^2 where x_i > 0, mu/2 x_i^2 elsewhere. ValueError unless 0 < mu <= L."""
+    """f(x) = sum_i L/2 x_i^2 where x_i > 0, and mu/2 x_i^2 elsewhere.
+
+    ValueError unless 0 < mu <= L.
+    """
     require(0 < mu <= L, "0 < mu <= L")
 
     def value(x):
@@ -56,7 +66,10 @@ def kinked(mu, L):
 
 
 def bent(k):
-    """f'(x) = x + k (sqrt(1 + x^2) - 1), f''(0) = 1, f'''(0) = k. ValueError unless 0 <= k < 1."""
+    """f'(x) = x + k (sqrt(1 + x^2) - 1), so that f''(0) = 1 and f'''(0) = k.
+
+    ValueError unless 0 <= k < 1.
+    """
     require(0 <= k < 1, "0 <= k < 1")
 
     def value(x):
@@ -70,7 +83,7 @@ def bent(k):
 
 
 def rational(d):
-    """f(x) = sum_i x_i^2 / (1 + x_i^2): not convex; |f_i'| is largest at x_i = 1 / sqrt 3."""
+    """f(x) = sum_i x_i^2 / (1 + x_i^2). It is not convex; |f_i'| is largest at x_i = 1 / sqrt 3."""
 
     def value(x):
         return (x**2 / (1 + x**2)).sum(-1)
@@ -78,11 +91,12 @@ def rational(d):
     def gradient(x):
         return 2 * x / (1 + x**2) ** 2
 
-    return Function(value, gradient, mu=0.0, L=2.0, G=9 * np.sqrt(d) / (8 * np.sqrt(3)))
+    steepest = 9 * np.sqrt(d) / (8 * np.sqrt(3))
+    return Function(value, gradient, mu=0.0, L=2.0, G=steepest)
 
 
 def ripple(d):
-    """f(x) = sum_i 1 - cos x_i: not convex, minima at every multiple of 2 pi."""
+    """f(x) = sum_i 1 - cos x_i. It is not convex and has a minimum at every multiple of 2 pi."""
 
     def value(x):
         return (1 - np.cos(x)).sum(-1)

@@ -1,9 +1,9 @@
-"""Lemma 5 and Equation 6: how far the clients drift apart. Violated as printed.
+"""Lemma 5 and Equation 6: how far the clients drift apart. Both are violated.
 
     python -m theory.lemma5
 
-V = mean_k ||theta_k - hat theta||^2 and F = mean_k f(theta_k) - f* before local step j; a prime
-marks the next. `symbols` are (mu, L, alpha, B, M, sigma, Q) of the step. Equation 6 is Lemma 5
+V = mean_k ||theta_k - hat theta||^2 and F = mean_k f(theta_k) - f* before local step j. A prime
+marks the next step. `symbols` are (mu, L, alpha, B, M, sigma, Q) of the step. Equation 6 is Lemma 5
 summed over a round, with a factor 2 alpha L / Q that belongs to Lemma 4. PROOFS.md [3] and [7].
 """
 
@@ -28,7 +28,10 @@ def printed(symbols, V, F):
 
 
 def factors(alpha, mu, j):
-    """Two (c, e) with V' <= c V + e B + noise at local step j: Young, with alpha mu or 1/(j+1)."""
+    """Two pairs (c, e) with V' <= c V + e B + noise at local step j.
+
+    They come from Young's inequality with alpha mu and with 1/(j+1).
+    """
     if j == 0:  # V = 0
         return (0.0, alpha**2), (0.0, alpha**2)
     contraction = 1 - alpha * mu
@@ -38,9 +41,9 @@ def factors(alpha, mu, j):
 
 
 def corrected(symbols, V, F, j):
-    """V' <= c V + e B + alpha^2 (1 - 1/Q)(4ML F + 2MB + sigma^2), the better of `factors`. [7]
+    """V' <= c V + e B + alpha^2 (1 - 1/Q)(4ML F + 2MB + sigma^2), with the better of `factors`.
 
-    ValueError beyond alpha <= 2 / (mu + L) or for mu = 0.
+    PROOFS.md [7]. ValueError unless alpha <= 2 / (mu + L) and mu > 0.
     """
     mu, L, alpha, B, M, sigma, Q = symbols
     require(mu > 0, "mu > 0")
@@ -59,9 +62,10 @@ def corrected(symbols, V, F, j):
 
 
 def counterexample(mu=0.1, L=1.0, alpha=1 / 12, B=1e-4, N=10, Q=4):
-    """A round on f = mu theta^2 / 2, known to be L-smooth: half the clients go to x, half to -x.
+    """A round on f = mu theta^2 / 2: half of the clients go to x, half to -x.
 
-    Returns the symbols of every step, V = x^2: (N+1,) and F: (N+1,).
+    Only its L-smoothness is assumed to be known. Returns the symbols of every step, V = x^2: (N+1,)
+    and F: (N+1,).
     """
     symbols = mu, L, alpha, B, 0.0, 0.0, Q
     contraction = (1 - alpha * mu) ** np.arange(N + 1)
@@ -70,7 +74,7 @@ def counterexample(mu=0.1, L=1.0, alpha=1 / 12, B=1e-4, N=10, Q=4):
 
 
 def along_a_round(symbols, F):
-    """The bounds on V through a round, from V = 0: printed and corrected, each (N+1,)."""
+    """The bounds on V through a round from V = 0, the paper's and the corrected: (N+1,) each."""
     bound = [0.0]
     fixed = [0.0]
     for j in range(len(F) - 1):
@@ -80,7 +84,7 @@ def along_a_round(symbols, F):
 
 
 def ratios(x):
-    """bound / measured at a State, as local step j = 3: printed, corrected."""
+    """bound / measured at a State, as local step j = 3, for the paper's and the corrected form."""
     given = x.symbols, x.V, x.F.mean()
     return [
         worst(printed(*given), x.next_V),
@@ -106,7 +110,7 @@ def equation6(symbols, F):
 
 
 def check():
-    """The counterexample, random states, and the sum over the counterexample."""
+    """Try the counterexample, random states, and the sum over the counterexample."""
     symbols, V, F = counterexample()
     bound, fixed = along_a_round(symbols, F)
     run = bound[-1] / V[-1]
@@ -116,7 +120,7 @@ def check():
 
     measured = V[:-1].sum()
     ratio = equation6(symbols, F[:-1]) / measured
-    note = "a spurious 2aL/Q"
+    note = "a factor 2 a L / Q too many"
     yield row("Equation 6", "violated", ratio, fixed[:-1].sum() / measured, note=note)
 
 

@@ -1,10 +1,11 @@
-"""Lemmas 1 to 4 and Equation 5: one local step. True as printed, with room.
+"""Lemmas 1 to 4 and Equation 5, on one local step. They are true, but not sharp.
 
     python -m theory.lemmas
 
-A State gives E = ||hat theta - theta*||^2, V = mean_k ||theta_k - hat theta||^2 and F = f(theta_k)
-- f*: (Q,) with mean bar F; g is the clients' mean gradient, bar g that of grad f(theta_k). A prime
-marks the next local step. Proofs: [2] of PROOFS.md.
+x is a State, with E = ||hat theta - theta*||^2, V = mean_k ||theta_k - hat theta||^2 and
+F = f(theta_k) - f*: (Q,). bar F is the mean of F over clients. g is the mean of the clients'
+gradients g_k, and bar g the mean of grad f(theta_k). A prime marks the next local step. Each lemma
+returns the right side of its inequality. Proofs: [2] of PROOFS.md.
 """
 
 import numpy as np
@@ -35,7 +36,7 @@ def lemma1(x):
 
 
 def lemma2_printed(x):
-    """E||g - bar g||^2 <= (3+2M)/Q [2L bar F + B] + 3 sigma^2 / Q: Lemma 1 averaged, over Q."""
+    """E||g - bar g||^2 <= (3+2M)/Q [2L bar F + B] + 3 sigma^2 / Q: the mean of Lemma 1 over Q."""
     return lemma1_printed(x).mean() / len(x.F)
 
 
@@ -56,9 +57,9 @@ def equation5(x):
 
 def lemma3(x):
     """||hat theta - alpha bar g||^2 <= E + 2 alpha (alpha L - 1/2) bar F - alpha mu (E + V)
-    + 2 alpha L V; theta* = 0, and E + V is the mean of ||theta_k - theta*||^2.
+    + 2 alpha L V.
 
-    theta* = 0, and E + V is the mean of ||theta_k - theta*||^2.
+    Here theta* = 0, and E + V is the mean of ||theta_k - theta*||^2.
     """
     mu, L, alpha, B, M, sigma, Q = x.symbols
     return (
@@ -71,7 +72,9 @@ def lemma3(x):
 
 def lemma4_printed(x):
     """E' <= (1 - alpha mu)E - alpha/2 (f(hat theta) - f*) + 2 alpha L V
-    + alpha^2 [(3+2M)B + 3 sigma^2] / Q. ValueError beyond alpha <= 1 / (4 bar L).
+    + alpha^2 [(3+2M)B + 3 sigma^2] / Q.
+
+    ValueError unless alpha <= 1 / (4 bar L).
     """
     mu, L, alpha, B, M, sigma, Q = x.symbols
     longest = largest_steps(L, M, Q)[1]
@@ -96,19 +99,22 @@ def lemma4(x):
 
 
 def attained():
-    """Lemma 1 is an equality at b_k = grad f(theta_k) = +-2, M = 3: E||g_k||^2 = (1 + M) 4^2."""
+    """A State where Lemma 1 is an equality: b_k = grad f(theta_k) = +-2 and M = 3.
+
+    There E||g_k||^2 = (1 + M) 4^2.
+    """
     theta = np.array([[2.0], [-2.0]])
     return State(quadratic([1.0]), theta, theta, alpha=0.01, B=4.0, M=3.0)
 
 
 def only_noise(Q=12):
-    """Clients at theta*, no bias, sigma = 1: a noise that all share has E||n||^2 = 1, not 1/Q."""
+    """Clients at theta* without bias, sigma = 1. One noise for all has E||n||^2 = 1, not 1/Q."""
     nothing = np.zeros((Q, 1))
     return State(quadratic([1.0]), nothing, nothing, alpha=0.1, B=0.0, sigma=1.0)
 
 
 def ratios(x):
-    """bound / measured at a State, each form as printed and, where there is one, corrected."""
+    """bound / measured at a State, for every form in the paper and its correction."""
     return {
         "Lemma 1": worst(lemma1_printed(x), x.second),
         "Lemma 1, corrected": worst(lemma1(x), x.second),
@@ -122,14 +128,14 @@ def ratios(x):
 
 
 def check():
-    """On random states, where Lemma 1 is attained, and where Lemma 2 and the step go wrong."""
+    """Try random states, the State that attains Lemma 1, and noise that clients have in common."""
     found = [ratios(x) for x in random_states()]
     least = {}
     for name in found[0]:
         least[name] = min(ratio[name] for ratio in found)
     equality = worst(lemma1(attained()), attained().second)
     fixed = min(least["Lemma 1, corrected"], equality)
-    note = "corrected form attained at b = grad f"
+    note = "the corrected form is attained at b = grad f"
     yield row("Lemma 1", "holds", least["Lemma 1"], fixed, note=note)
 
     first_line = 3 * 4 + 3 * 4 + 3 * 3 * 16  # 3||grad f||^2 + 3||b||^2 + 3M||grad f + b||^2 there
@@ -151,7 +157,7 @@ def check():
 
 
 def longest_step():
-    """Theorem 1's step against Lemma 4's, for Q up to 50 and M up to 10."""
+    """Compare Theorem 1's largest step with Lemma 4's, for Q up to 50 and M up to 10."""
     Q = np.arange(1, 51)
     of_theorem1, of_lemma4 = largest_steps(1, np.arange(11), Q[:, None])
     ratio = (of_lemma4 / of_theorem1).min(1)

@@ -1,4 +1,4 @@
-"""Algorithm 3, local SGD with biased gradients: its error, exactly, and by simulation."""
+"""Algorithm 3, local SGD with biased gradients: its exact error, and a simulation."""
 
 import numpy as np
 
@@ -6,17 +6,21 @@ from theory.functions import require
 
 
 def exact_error(problem):
-    """E||theta^(t,0) - theta*||^2, t = 0..T: (T+1,). ValueError for noise unless f is quadratic."""
+    """E||theta^(t,0) - theta*||^2 for t = 0..T: (T+1,).
+
+    ValueError for a problem with noise if f is not quadratic.
+    """
     if problem.M == 0 and problem.sigma == 0:
-        error, _ = simulate(problem)  # one run has no chance in it
+        error, _ = simulate(problem)  # without noise, one run is exact
         return error
     return recursion(problem)
 
 
 def simulate(problem, replicas=1, seed=0):
-    """(E||theta^(t,0) - theta*||^2, E||grad f(theta^(t,0))||^2), each (T+1,), as means over runs.
+    """Means over `replicas` runs of ||theta^(t,0) - theta*||^2 and ||grad f(theta^(t,0))||^2.
 
-    The noise is Gaussian, isotropic and independent across clients.
+    Returns two arrays (T+1,). The noise is Gaussian and isotropic. The noise of each client is
+    independent of the others. ValueError if a run does not stay finite.
     """
     require(replicas >= 1, "at least one replica")
     f = problem.f
@@ -42,17 +46,19 @@ def noise(problem, g, rng):
     """n_k at the biased gradients g = grad f(theta_k) + b_k: (replicas, Q, d)."""
     if problem.M == 0 and problem.sigma == 0:
         return 0.0
-    variance = problem.M * (g**2).sum(-1, keepdims=True) + problem.sigma**2
+    squared = (g**2).sum(-1, keepdims=True)
+    variance = problem.M * squared + problem.sigma**2
     deviation = np.sqrt(variance / g.shape[-1])
     return deviation * rng.standard_normal(g.shape)
 
 
 def recursion(problem):
-    """The error on f = sum_i h_i x_i^2 / 2, (T+1,), where theta_k is its mean m_k plus noise.
+    """The error on f = sum_i h_i x_i^2 / 2: (T+1,). theta_k is its mean m_k plus noise.
 
-    Noise from earlier rounds is common to all clients, of variance u; that of this round is the
-    client's own, of variance w_k. A step contracts both by (1 - alpha h)^2 and adds
-    alpha^2 E||n_k||^2 / d to w_k; averaging adds mean_k w_k / Q to u. All per coordinate.
+    The noise of earlier rounds is the same for all clients and has the variance u. The noise of
+    this round is the client's own and has the variance w_k. A step multiplies both by
+    (1 - alpha h)^2 and adds alpha^2 E||n_k||^2 / d to w_k. Averaging adds mean_k w_k / Q to u. All
+    of this is per coordinate. ValueError unless f is a quadratic and the moments stay finite.
     """
     h = problem.f.curvature
     require(h is not None, "exact moments of noise need a quadratic")

@@ -1,4 +1,4 @@
-"""One local step from any state of the clients: what the lemmas bound, exactly."""
+"""One local step from any state of the clients: the exact values that the lemmas bound."""
 
 import numpy as np
 
@@ -8,7 +8,10 @@ from theory.report import SLACK
 
 
 def largest_steps(L, M, Q=1):
-    """The largest steps of Theorem 1, 1 / (4 (3+2M) L), and of Lemma 4, 1 / (4 bar L)."""
+    """The largest steps of Theorem 1, 1 / (4 (3+2M) L), and of Lemma 4, 1 / (4 bar L).
+
+    bar L = L + 2 (3+2M) L / Q.
+    """
     steep = (3 + 2 * M) * L
     bar_L = L + 2 * steep / Q
     theorem1 = 1 / (4 * steep)
@@ -17,17 +20,20 @@ def largest_steps(L, M, Q=1):
 
 
 def spread(x):
-    """mean_k ||x_k - average||^2 of x: (Q, d)."""
+    """mean_k ||x_k - average||^2 for x: (Q, d)."""
     apart = x - x.mean(0)
     return (apart**2).sum(1).mean()
 
 
 class State:
-    """The clients before a local step: the averages of the lemmas, and expectations after it.
+    """The clients before a local step: the averages in the lemmas, and expectations after it.
 
-    theta, b: (Q, d), ||b_k||^2 <= B. alpha: the step. M, sigma: the noise. g is the mean of the
-    clients' gradients g_k, bar g that of grad f(theta_k). ValueError where the arguments contradict
-    this.
+    theta: the weights of the clients, (Q, d).
+    b: their biases with ||b_k||^2 <= B, (Q, d).
+    alpha: the step. M, sigma: the noise.
+
+    Below, g is the mean of the clients' gradients g_k, and bar g the mean of grad f(theta_k).
+    ValueError if the arguments contradict this.
     """
 
     def __init__(self, f, theta, b, alpha, B, M=0.0, sigma=0.0):
@@ -53,18 +59,18 @@ class State:
         common = v.mean() / Q  # E||mean_k n_k||^2
         private = v.mean() - common
         moved = theta - alpha * g
+        pulled = average - alpha * gradient.mean(0)
+        next_average = moved.mean(0)
         self.second = (g**2).sum(1) + v  # E||g_k||^2: (Q,)
         self.off_mean = (b.mean(0) ** 2).sum() + common  # E||g - bar g||^2
         self.apart = spread(g) + private  # mean_k E||g_k - g||^2
-        self.pulled = (
-            (average - alpha * gradient.mean(0)) ** 2
-        ).sum()  # ||hat theta - alpha bar g||^2
-        self.next_E = (moved.mean(0) ** 2).sum() + alpha**2 * common
+        self.pulled = (pulled**2).sum()  # ||hat theta - alpha bar g||^2
+        self.next_E = (next_average**2).sum() + alpha**2 * common
         self.next_V = spread(moved) + alpha**2 * private
 
 
 def random_states(seed=0, count=2000):
-    """Random states: strongly convex f, L <= 1, zero-sum biases, steps within Lemma 4's limit."""
+    """Yield random states: strongly convex f with L <= 1, steps within Lemma 4's limit."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         Q = rng.integers(1, 9)
@@ -78,9 +84,9 @@ def random_states(seed=0, count=2000):
         apart = rng.standard_normal((Q, d))
         apart *= 10 ** rng.uniform(-2, 1)
         b = np.sqrt(B) * zero_sum(rng, Q, d)
-        share = rng.uniform(0.01, 0.5)
+        fraction = rng.uniform(0.01, 0.5)
         M = rng.choice([0.0, 0.5, 3.0])
         sigma = rng.choice([0.0, 0.1, 2.0])
         longest = largest_steps(f.L, M, Q)[1]
-        alpha = share * min(1.0, 2 * longest)
+        alpha = fraction * min(1.0, 2 * longest)
         yield State(f, centre + apart, b, alpha, B, M, sigma)

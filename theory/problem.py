@@ -3,10 +3,10 @@
 Client k of Q takes N = J + 1 steps of length alpha along g_k = grad f(theta_k) + b_k + n_k, with
 
     sum_k b_k = 0,  ||b_k||^2 <= B,  E n_k = 0,
-    E||n_k||^2 = M ||grad f(theta_k) + b_k||^2 + sigma^2,
+    E||n_k||^2 = M ||grad f(theta_k) + b_k||^2 + sigma^2.
 
-then the server averages. B bounds the *squared* bias; the noise is the largest that Theorem 1
-allows. Nothing has a physical unit; all is float64.
+Then the server averages. B bounds the *squared* bias. The noise is the largest that Theorem 1
+allows. Numbers have no unit and are float64.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,17 @@ from theory.functions import Function, kinked, require
 
 @dataclass
 class Problem:
-    """One run of Algorithm 3 with all clients. ValueError where Assumption 1 is contradicted.
+    """One run of Algorithm 3 with all clients.
 
-    theta0: (d,). steps: alpha^(t,j), (T+1, N), t = 0..T as printed; theta^(T,0) has seen t < T. B:
-    a number or up to (T+1, N). directions: u, zero-sum, of norm <= 1, (Q, d) or (T+1, N, Q, d). b_k
-    = sqrt(B) u_k does not depend on theta. biases: (T+1, N, Q, d), mean_B = mean_k ||b_k||^2
-    and E_0 = ||theta0||^2 follow.
+    theta0: the weights at the start, (d,).
+    steps: alpha^(t,j) for t = 0..T, as in the paper: (T+1, N). theta^(T,0) has seen t < T.
+    B: the bound of the squared bias, a number or an array that broadcasts to (T+1, N).
+    directions: u of norm at most 1, with sum 0 over clients: (Q, d) or (T+1, N, Q, d).
+    M, sigma: the noise.
+
+    The biases b_k = sqrt(B) u_k do not depend on theta. A Problem also has the attributes
+    biases: (T+1, N, Q, d), mean_B = mean_k ||b_k||^2: (T+1, N), and E_0 = ||theta0||^2.
+    ValueError if the arguments contradict Assumption 1.
     """
 
     f: Function
@@ -39,10 +44,9 @@ class Problem:
         steps = np.asarray(self.steps, float)
         B = np.asarray(self.B, float)
         u = np.asarray(self.directions)
+        has_steps = steps.ndim == 2 and steps.size
         require(theta0.ndim == 1 and np.isfinite(theta0), "theta0 is a finite vector")
-        require(
-            steps.ndim == 2 and steps.size, "steps are (T+1, N), at least one round of one step"
-        )
+        require(has_steps, "steps are (T+1, N), at least one round of one step")
         require((steps > 0) & (steps < np.inf), "steps are positive")
         require((B >= 0) & (np.inf > B), "B >= 0")
         require(0 <= self.M < np.inf and 0 <= self.sigma < np.inf, "M >= 0 and sigma >= 0")
@@ -59,19 +63,23 @@ class Problem:
         self.B = np.broadcast_to(B, steps.shape)
         shape = (*steps.shape, self.Q, len(theta0))
         u = np.broadcast_to(u, shape)
-        self.biases = np.sqrt(self.B)[:, :, None, None] * u
-        self.mean_B = (self.biases**2).sum(-1).mean(-1)
+        size = np.sqrt(self.B)
+        self.biases = size[:, :, None, None] * u
+        squared = (self.biases**2).sum(-1)
+        self.mean_B = squared.mean(-1)
 
     def symbols(self, t, j):
-        """(mu, L, alpha, B, M, sigma, Q) at local step (t, j)."""
+        """(mu, L, alpha, B, M, sigma, Q) at local step j of round t."""
         f = self.f
-        return f.mu, f.L, self.steps[t, j], self.B[t, j], self.M, self.sigma, self.Q
+        alpha = self.steps[t, j]
+        B = self.B[t, j]
+        return f.mu, f.L, alpha, B, self.M, self.sigma, self.Q
 
 
 def kinked_problem(Q=2, alpha=1 / 12, B=1e-4, N=10, T=10, theta0=0.0):
-    """Half the clients pushed up, half down, on the kinked f, L = 1, mu = .1, for T rounds.
+    """T rounds on the kinked f with L = 1 and mu = 0.1: half of the clients are pushed each way.
 
-    T None: 12 / (alpha mu N) rounds, after which only what the bias leaves is left.
+    T = None takes 12 / (alpha mu N) rounds. After these only the effect of the bias is left.
     """
     if T is None:
         T = int(np.ceil(12 / (0.1 * alpha * N)))
@@ -80,14 +88,17 @@ def kinked_problem(Q=2, alpha=1 / 12, B=1e-4, N=10, T=10, theta0=0.0):
 
 
 def opposed(Q, d=1):
-    """Zero-sum u: (Q, d) of norm 1, half the clients against the others. ValueError for odd Q."""
+    """Directions u of norm 1, half of the clients against the others: (Q, d).
+
+    ValueError for odd Q.
+    """
     require(Q >= 2 and Q % 2 == 0, "opposed biases need an even number of clients")
     signs = np.repeat([1.0, -1.0], Q // 2)
     return signs[:, None] * np.full(d, d**-0.5)
 
 
 def zero_sum(rng, Q, d):
-    """Random zero-sum directions u: (Q, d), the longest of norm 1; all 0 for one client."""
+    """Random directions u with sum 0, the longest of norm 1: (Q, d). One client gets u = 0."""
     u = rng.standard_normal((Q, d))
     u -= u.mean(0)
     if Q == 1:
@@ -96,11 +107,12 @@ def zero_sum(rng, Q, d):
 
 
 def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
-    """Sizes B^(t,j): (rounds, N), of one mean; B at the start is `first` of B at the end.
+    """Sizes B^(t,j): (rounds, N). Every order has the same mean.
 
-    'client' grows from round to round; 'data' inside every round, with B^(t,J) = B^(t+1,0) as
-    printed; 'anti' is 'client' backwards; 'shuffled' permutes its rounds by `rng`. ValueError on
-    another order.
+    'client' grows from round to round. 'data' grows inside every round, with
+    B^(t,J) = B^(t+1,0) as in the paper. 'anti' is 'client' backwards, and 'shuffled' permutes its
+    rounds by `rng`. A growing B starts at the fraction `first` of its last value.
+    ValueError for another order.
     """
     t = np.arange(rounds)[:, None]
     j = np.arange(N)
@@ -113,9 +125,8 @@ def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
     }
     if rng:
         paths["shuffled"] = rng.permutation(client)
-    require(
-        order in paths, f"order {order!r} is one of {list(paths)}; 'shuffled' takes a generator"
-    )
+    known = f"order {order!r} is one of {list(paths)}; 'shuffled' needs a generator"
+    require(order in paths, known)
     path = paths[order]
     if path.max() == 0:  # nothing grows: 'constant', one round, or 'data' with one local step
         return np.full((rounds, N), float(mean))
@@ -124,6 +135,6 @@ def schedule(order, rounds, N, mean=1.0, first=0.03, rng=None):
 
 
 def diminishing_steps(rounds, N, c, offset):
-    """alpha = c / (i + offset) at local step i = t N + j, counted over all rounds: (rounds, N)."""
+    """alpha = c / (i + offset): (rounds, N). i = t N + j counts the local steps of all rounds."""
     i = np.arange(rounds * N).reshape(rounds, N)
     return c / (i + offset)

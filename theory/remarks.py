@@ -1,9 +1,9 @@
-"""Two remarks after Theorem 1: the bias leaves a floor; steps ~ 1/t mitigate a growing bias.
+"""Two remarks after Theorem 1: the bias leaves a floor, and steps ~ 1/t balance a growing bias.
 
     python -m theory.remarks
 
-On a quadratic with M = 0 the bias leaves nothing at all. The remedy works, but the printed bound
-cannot tell: the part of it that the bias is grows like log T.
+On a quadratic with M = 0 the bias leaves nothing at all. The small steps work, but the paper's
+bound cannot show it: its part for the bias grows like log T.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from theory.theorem1_proof import corrected
 
 
 def on_a_quadratic(B):
-    """E over 20 rounds on curvatures .3 and 1, sigma = .1: blind to B, as M = 0."""
+    """E over 20 rounds with curvatures 0.3 and 1 and sigma = 0.1. As M = 0, B has no effect."""
     steps = np.full((21, 5), 0.1)
     f = quadratic([0.3, 1.0])
     problem = Problem(f, [0.6, -0.8], steps, B, opposed(4, 2), sigma=0.1)
@@ -26,7 +26,7 @@ def on_a_quadratic(B):
 
 
 def annealed(T=1000, N=10, c=1 / 12):
-    """The remark's remedy: B = (j+1)^(1/4) and alpha = c / (t+1) (j+1)^(-1/4)."""
+    """The steps of the remark: B = (j+1)^(1/4) and alpha = c / (t+1) (j+1)^(-1/4)."""
     quarter = np.arange(1, N + 1) ** 0.25
     t = np.arange(T + 1)[:, None]
     steps = c / (t + 1) / quarter
@@ -34,8 +34,9 @@ def annealed(T=1000, N=10, c=1 / 12):
 
 
 def check():
-    """E with and without the bias; the remedy over 1000 rounds."""
-    apart = np.abs(on_a_quadratic(1.0) - on_a_quadratic(0.0)).max()
+    """Compare E with and without the bias, and follow falling steps over 1000 rounds."""
+    difference = on_a_quadratic(1.0) - on_a_quadratic(0.0)
+    apart = np.abs(difference).max()
     note = f"M = 0 on a quadratic: E with and without b differ by {apart:.1g}"
     yield row("Remark, the bias leaves a floor", "violated", verdict(apart >= 1e-14), note=note)
 
@@ -45,10 +46,12 @@ def check():
     late = total[1000] - total[100]
     early = total[100] - total[10]
     works = E[1000] < E[100] < E[10] and abs(late / early - 1) < 0.1  # 1 for c log T
+    by_lemmas = corrected(problem)
+    tight = sharp.bound(problem)
     ratios = (
         worst(total[100:], E[100:]),
-        worst(corrected(problem)[1:], E[1:]),
-        worst(sharp.bound(problem)[1:], E[1:]),
+        worst(by_lemmas[1:], E[1:]),
+        worst(tight[1:], E[1:]),
     )
     note = f"E {E[10]:.2g}, {E[1000]:.2g} at T = 10, 1000; "
     note += f"the bound's bias {total[10]:.1f}, {total[1000]:.1f}"

@@ -1,8 +1,9 @@
-"""The table of verdicts, and what `python -m theory.NAME` prints and draws for one statement.
+"""The table of verdicts, and what `python -m theory.NAME` prints and plots for one statement.
 
-A ratio is bound / measured: below 1 the statement is violated. 'vacuous' is true but says nothing;
-'ours' stands on no page of the paper. In the figures black is measured, red printed, blue corrected
-by the paper's lemmas, green sharp.
+A ratio is bound / measured. If it is 1, the bound is attained. Below 1 the statement is violated. A
+large ratio means a true bound of little use. 'vacuous' is true but says nothing. 'ours' is not in
+the paper. In the figures black is measured, red is the paper's statement, blue is corrected by the
+paper's lemmas, and green is sharp.
 """
 
 import os
@@ -23,22 +24,24 @@ HEADER = "statement".ljust(44) + "  printed     ratio  corrected  ratio  sharp  
 
 
 def verdict(found):
-    """'holds' for True and for a ratio of at least 1, up to rounding; words are left alone."""
+    """'holds' for True or a ratio of at least 1 up to rounding, else 'violated'. Words stay."""
     if found is None or isinstance(found, str):
         return found
     return "holds" if found >= 1 - 1e-9 else "violated"
 
 
 def number(found):
-    """The ratio as a float, None for a verdict in words."""
-    return None if found is None or isinstance(found, str) else float(found)
+    """The ratio as a float, or None for a verdict in words."""
+    if found is None or isinstance(found, str):
+        return None
+    return float(found)
 
 
 def row(statement, documented, printed, corrected=None, sharp=None, note="", vacuous=False):
-    """A row of the table: each form by its worst ratio or by a verdict in words.
+    """Return a row of the table. Each form has its worst ratio, or a verdict in words.
 
-    documented: the verdict on the printed form in README.md. vacuous: whether, if true, it says
-    nothing.
+    documented: the verdict in README.md on the paper's form.
+    vacuous: whether the paper's form, if it is true, says nothing.
     """
     label = verdict(printed)
     if vacuous and label == "holds":
@@ -59,7 +62,7 @@ def row(statement, documented, printed, corrected=None, sharp=None, note="", vac
 
 
 def worst(bound, measured):
-    """min of bound / measured, inf where nothing was measured. ValueError for NaN."""
+    """The least bound / measured, or inf if nothing was measured. ValueError for NaN."""
     bound, measured = np.broadcast_arrays(bound, measured)
     require(~np.isnan(bound + measured), "no NaN among the bounds or the measurements")
     some = measured > ZERO
@@ -67,12 +70,12 @@ def worst(bound, measured):
 
 
 def listed(numbers, digits=2):
-    """The numbers as words, separated by commas."""
+    """The numbers as text, with commas between them."""
     return ", ".join(f"{number:.{digits}f}" for number in numbers)
 
 
 def line(row):
-    """A row as a line of text."""
+    """Return a row as a line of text."""
     words = {}
     for key, value in row.items():
         words[key] = f"{value:.3g}" if isinstance(value, float) else value or ""
@@ -80,16 +83,14 @@ def line(row):
 
 
 def label_ticks(axis, values):
-    """Labels these values on a logarithmic x axis, and no others."""
+    """Label these values on a logarithmic x axis, and no others."""
     axis.set_xticks(values, [f"{value:g}" for value in values])
     axis.set_xticks([], minor=True)
 
 
 def save(path, draw):
-    """Draws two panels by draw(axes) into a PNG; the same numbers give the same bytes."""
-    os.environ["MPLBACKEND"] = (
-        "agg"  # whatever it was: matplotlib refuses a name that it does not know
-    )
+    """Plot two panels with draw(axes) into a PNG. The same numbers give the same bytes."""
+    os.environ["MPLBACKEND"] = "agg"  # matplotlib refuses a backend that it does not know
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.2, 3.8), layout="constrained")
@@ -101,7 +102,7 @@ def save(path, draw):
 
 
 def show(check, figures=()):
-    """Prints the rows of one statement and draws its figures, {name: draw}, into runs/theory."""
+    """Print the rows of one statement and plot its figures {name: draw} into runs/theory."""
     print(HEADER)
     for found in check():
         print(line(found))

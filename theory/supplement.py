@@ -1,8 +1,8 @@
-"""Supplement 2, remarks on SGD [39] and on FedProx [35, 40].
+"""Supplement 2: remarks on SGD [39] and on FedProx [35, 40].
 
     python -m theory.supplement
 
-The bound on SGD lacks 1/T before a sum: it is true, but it grows with T. Lambda in [35] is not
+The bound on SGD lacks 1/T before a sum. It is true, but it grows with T. Lambda in [35] is not
 bounded: on quadratics f_m it grows as dist^-2 near theta*. PROOFS.md [10] and [11].
 """
 
@@ -13,15 +13,20 @@ from theory.report import SLACK, row, show
 
 
 def mean_gap(curvature, theta0, gamma, sigma):
-    """mean_{t<T} E f(theta_t) - f* of SGD on sum_i h_i x_i^2 / 2, exact; sigma: (T+1,).
+    """The exact mean_{t<T} E f(theta_t) - f* of SGD on sum_i h_i x_i^2 / 2.
 
-    The paper prints f(theta_T); [39, Theorem 5] is about this mean. h, theta0: (d,).
+    curvature, theta0: h and the start, (d,).
+    gamma: the learning rate.
+    sigma: the noise of each step, (T+1,).
+
+    The paper has f(theta_T), but [39, Theorem 5] is about this mean.
     """
     P = theta0**2  # E theta_t^2 per coordinate
     gaps = []
     for s in sigma[:-1]:
         gaps.append(curvature @ P / 2)
-        P = (1 - gamma * curvature) ** 2 * P + gamma**2 * s**2 / len(P)
+        contraction = (1 - gamma * curvature) ** 2
+        P = contraction * P + gamma**2 * s**2 / len(P)
     return np.mean(gaps)
 
 
@@ -32,9 +37,9 @@ def sgd_printed(E_0, gamma, sigma):
 
 
 def sgd_corrected(E_0, gamma, sigma, L):
-    """mean_{t<T} E f - f* <= E_0 / (gamma T) + gamma (1/T) sum_{t<T} sigma_t^2. [10]
+    """mean_{t<T} E f - f* <= E_0 / (gamma T) + gamma (1/T) sum_{t<T} sigma_t^2.
 
-    ValueError beyond gamma <= 1 / (2L).
+    PROOFS.md [10]. ValueError unless 0 < gamma <= 1 / (2L) and T >= 1.
     """
     T = len(sigma) - 1
     require(gamma > 0 and T >= 1, "gamma > 0 and T >= 1")
@@ -43,15 +48,19 @@ def sgd_corrected(E_0, gamma, sigma, L):
 
 
 def sgd_ratios(T):
-    """bound / measured, printed and corrected, for sigma_t from .1 to 1 on curvatures .1 and 1."""
+    """bound / measured of the paper's and the corrected form.
+
+    sigma_t grows from 0.1 to 1, and the curvatures are 0.1 and 1.
+    """
     sigma = np.linspace(0.1, 1, T + 1)
-    gap = mean_gap(np.array([0.1, 1.0]), np.ones(2), 0.2, sigma)
+    curvature = np.array([0.1, 1.0])
+    gap = mean_gap(curvature, np.ones(2), 0.2, sigma)
     bounds = sgd_printed(2, 0.2, sigma), sgd_corrected(2, 0.2, sigma, L=1)
     return bounds / gap
 
 
 def check_sgd():
-    """100 and 1000 steps."""
+    """Compare 100 and 1000 steps."""
     short, fixed = sgd_ratios(100)
     long, long_fixed = sgd_ratios(1000)
     grows = long > 5 * short
@@ -61,7 +70,10 @@ def check_sgd():
 
 
 def random_clients(rng, m=8, d=4):
-    """(h, c: (m, d), q: (m,)) of f_m(x) = sum_i h_mi (x_i - c_mi)^2 / 2, sum q_m f_m least at 0."""
+    """Random f_m(x) = sum_i h_mi (x_i - c_mi)^2 / 2, with sum_m q_m f_m least at 0.
+
+    Returns h and c: (m, d), and q: (m,) with sum 1.
+    """
     q = rng.uniform(0.5, 1.5, m)
     h = rng.uniform(0.5, 2, (m, d))
     c = rng.standard_normal((m, d))
@@ -70,9 +82,9 @@ def random_clients(rng, m=8, d=4):
 
 
 def dissimilarity(h, c, q, theta):
-    """Lambda = sum q_m ||grad f_m||^2 / ||sum q_m grad f_m||^2, and sum q_m grad f_m: (d,).
+    """(Lambda, slope) with Lambda = sum_m q_m ||grad f_m||^2 / ||slope||^2.
 
-    ValueError where the latter is 0.
+    slope = sum_m q_m grad f_m: (d,). ValueError if it is 0.
     """
     gradients = h * (theta - c)
     slope = q @ gradients
@@ -82,24 +94,30 @@ def dissimilarity(h, c, q, theta):
 
 
 def proximal_round(h, c, q, theta, mu):
-    """theta after an exact FedProx round: the mean of argmin_x f_m(x) + mu/2 ||x - theta||^2."""
+    """theta after an exact FedProx round, the mean of argmin_x f_m(x) + mu/2 ||x - theta||^2."""
     solved = (h * c + mu * theta) / (h + mu)  # (m, d)
     return q @ solved
 
 
 def value(h, c, q, x):
-    """f = sum q_m f_m at x: (d,)."""
+    """f = sum_m q_m f_m at x: (d,)."""
     values = (h * (x - c) ** 2).sum(1) / 2
     return q @ values
 
 
 def rho_printed(mu):
-    """A round decreases f by rho ||grad f||^2; rho = 1/mu - O(B) O(gamma) O(1/mu), gamma = 0."""
+    """The paper's rho = 1/mu - O(B) O(gamma) O(1/mu), for gamma = 0.
+
+    A round decreases f by rho ||grad f||^2.
+    """
     return 1 / mu
 
 
 def rho(B, L, mu, gamma=0.0):
-    """1/mu - gamma B/mu - L(1+gamma)B/mu^2 - L(1+gamma)^2 B^2/(2 mu^2), B^2 = Lambda. [11]"""
+    """1/mu - gamma B/mu - L(1+gamma)B/mu^2 - L(1+gamma)^2 B^2/(2 mu^2), with B^2 = Lambda.
+
+    PROOFS.md [11]. ValueError unless L > 0, mu > 0 and gamma >= 0.
+    """
     require(L > 0 and mu > 0 and gamma >= 0, "L > 0, mu > 0 and gamma >= 0")
     inexact = (1 + gamma) * B
     return (
@@ -111,7 +129,10 @@ def rho(B, L, mu, gamma=0.0):
 
 
 def fedprox_ratios(rng):
-    """decrease / rho ||grad f||^2 of an exact round, printed and corrected; inf for rho <= 0."""
+    """decrease / (rho ||grad f||^2) of an exact round, for the paper's rho and the corrected one.
+
+    The ratio is inf for rho <= 0.
+    """
     h, c, q = random_clients(rng)
     mu = 10 ** rng.uniform(0.5, 3)
     theta = rng.standard_normal(4)
@@ -126,10 +147,14 @@ def fedprox_ratios(rng):
 
 
 def check_fedprox():
-    """Lambda along a ray towards theta*; the decrease of 2000 exact proximal rounds."""
+    """Follow Lambda on a ray towards theta*, and try 2000 exact proximal rounds."""
     clients = random_clients(np.random.default_rng(0))
     distance = 10.0 ** -np.arange(7)
-    Lambda = [dissimilarity(*clients, np.full(4, x / 2))[0] for x in distance]
+    Lambda = []
+    for x in distance:
+        theta = np.full(4, x / 2)
+        found, _ = dissimilarity(*clients, theta)
+        Lambda.append(found)
     x = np.log(distance[3:])
     y = np.log(Lambda[3:])
     slope, _ = np.polyfit(x, y, 1)
@@ -142,7 +167,7 @@ def check_fedprox():
 
 
 def check():
-    """The remark on SGD, then those on FedProx."""
+    """Check the remark on SGD, then the two on FedProx."""
     yield from check_sgd()
     yield from check_fedprox()
 

@@ -1,7 +1,7 @@
-"""What the proof of Theorem 1 gives: its last display, and its lemmas once corrected.
+"""What the proof of Theorem 1 gives: its last display, and a bound by its corrected lemmas.
 
-The last display is violated too; `corrected` holds and is up to 1000 times too large: [7] of
-PROOFS.md.
+The last display is violated, too. `corrected` is true, but up to 1000 times too large: PROOFS.md
+[7].
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from theory.report import SLACK
 
 
 def require_printed_step(problem):
-    """ValueError unless f is strongly convex and alpha <= 1 / (4(3+2M)L)."""
+    """Raise ValueError unless f is strongly convex and alpha <= 1 / (4(3+2M)L)."""
     f = problem.f
     require(f.mu > 0, "f is strongly convex, mu > 0")
     longest = largest_steps(f.L, problem.M)[0]
@@ -21,7 +21,7 @@ def require_printed_step(problem):
 
 
 def last_display(problem):
-    """The last display of the proof, round after round: (T+1,).
+    """The last display of the proof, applied round after round: (T+1,).
 
     E^(t+1,0) <= prod_j (1 - alpha mu/2) E^(t,0) + sum_j 2 alpha L/Q prod_{l>=j} (1 - alpha_l mu/2)
     [2 alpha (3+2M) B + B^2/mu + 6 alpha sigma^2].
@@ -44,10 +44,12 @@ def last_display(problem):
 
 
 def round_in_form(problem, t, form):
-    """(contraction, floor): E^(t+1,0) <= contraction E^(t,0) + floor, by Lemmas 4 and 5. [7]
+    """(contraction, floor) with E^(t+1,0) <= contraction E^(t,0) + floor, by Lemmas 4 and 5.
 
-    form 0 or 1: which of lemma5.factors. Weights p on E and w on V run back from p = 1, w = 0.
-    ValueError where the weight of F is positive, for then nothing bounds it.
+    form: 0 or 1, the index into lemma5.factors.
+
+    The weights p on E and w on V are computed backwards from p = 1 and w = 0. PROOFS.md [7].
+    ValueError if the weight of F becomes positive, because nothing bounds F then.
     """
     require(problem.f.mu > 0, "f is strongly convex, mu > 0")
     p = 1.0
@@ -70,12 +72,12 @@ def round_in_form(problem, t, form):
 
 
 def round_by_lemmas(problem, t):
-    """The better of the two forms: their contraction is the same, the floor is not."""
+    """The form with the smaller floor. The contraction is the same in both."""
     return min(round_in_form(problem, t, 0), round_in_form(problem, t, 1))
 
 
 def round_after_round(problem, one_round):
-    """E_T, T = 0, 1, ..: (T+1,), from the (contraction, floor) that one_round gives for round t."""
+    """The bound on E_T for T = 0, 1, ..: (T+1,). one_round(problem, t) is (contraction, floor)."""
     bound = [problem.E_0]
     for t in range(problem.T):
         contraction, floor = one_round(problem, t)
@@ -84,5 +86,5 @@ def round_after_round(problem, one_round):
 
 
 def corrected(problem):
-    """Theorem 1 by the corrected lemmas, for every T: (T+1,)."""
+    """Theorem 1 by the corrected lemmas, for every T: (T+1,). PROOFS.md [7]."""
     return round_after_round(problem, round_by_lemmas)

@@ -1,9 +1,10 @@
-"""Theorem 2: the ergodic rate without convexity. Violated as printed, and silent on curricula.
+"""Theorem 2: the ergodic rate without convexity. It is violated, and says nothing on curricula.
 
     python -m theory.theorem2
 
-alpha is missing on the left, sigma on the right, B everywhere. The rate 1/sqrt T survives bias and
-noise: with alpha ~ 1/sqrt T the average of ||grad f||^2 times sqrt T is one number. PROOFS.md [12].
+The theorem lacks alpha on the left and sigma on the right, and it contains no B. The rate 1/sqrt T
+survives bias and noise: with alpha ~ 1/sqrt T, the average of ||grad f||^2 times sqrt T is the same
+for all T. PROOFS.md [12].
 """
 
 from functools import cache
@@ -17,17 +18,20 @@ from theory.report import row, show, verdict
 
 
 def left_side(problem, gradient):
-    """sum_t sum_j E||grad f(theta^(t,0))||^2 as printed; gradient: (T+1,), t = 0..T."""
+    """sum_t sum_j E||grad f(theta^(t,0))||^2, the paper's left side.
+
+    gradient: E||grad f||^2 for t = 0..T, (T+1,).
+    """
     return problem.N * gradient.sum()
 
 
 def weighted_left_side(problem, gradient):
-    """sum_t sum_j alpha E||grad f(theta^(t,0))||^2: what all forms but the printed one bound."""
+    """sum_t sum_j alpha E||grad f(theta^(t,0))||^2, the left side of all other forms."""
     return gradient @ problem.steps.sum(1)
 
 
 def hypotheses(problem):
-    """(f - f* at theta_0, L, G, sigma, Q). ValueError unless ||grad f|| <= G < inf and M = 0."""
+    """(f(theta_0) - f*, L, G, sigma, Q). ValueError unless ||grad f|| <= G < inf and M = 0."""
     f = problem.f
     require(np.isfinite(f.G), "||grad f|| is bounded by a finite G")
     require(problem.M == 0, "E||n_k||^2 <= sigma^2, M = 0")
@@ -39,12 +43,16 @@ def earlier(x):
     return x.cumsum(1) - x
 
 
+def later(x):
+    """sum_{l >= j} x_l, for every j: (T+1, N)."""
+    return x.sum(1, keepdims=True) - earlier(x)
+
+
 def printed(problem):
     """left_side <= Q (f_0 - f*) + 2 sum_t sum_j alpha_j (alpha_j + sum_{l>=j} alpha_l) L G^2."""
     gap, L, G, sigma, Q = hypotheses(problem)
     alpha = problem.steps
-    later = alpha.sum(1, keepdims=True) - earlier(alpha)  # sum_{l>=j} alpha_l
-    cross = alpha * (alpha + later)
+    cross = alpha * (alpha + later(alpha))
     return Q * gap + 2 * cross.sum() * L * G**2
 
 
@@ -54,43 +62,51 @@ def last_display(problem):
     """
     gap, L, G, sigma, Q = hypotheses(problem)
     alpha = problem.steps
-    later = alpha.sum(1, keepdims=True) - earlier(alpha)
-    cross = alpha * later + alpha**2 / 2
+    cross = alpha * later(alpha) + alpha**2 / 2
     return Q * gap + cross.sum() * L * G**2
 
 
 def client_length(problem):
-    """r = sqrt((G + sqrt B)^2 + sigma^2), at least sqrt(E||g_k||^2): (T+1, N)."""
+    """r = sqrt((G + sqrt B)^2 + sigma^2), a bound of sqrt(E||g_k||^2): (T+1, N)."""
     longest = problem.f.G + np.sqrt(problem.B)
     return np.sqrt(longest**2 + problem.sigma**2)
 
 
 def corrected(problem):
     """weighted_left_side <= f_0 - f* + sum_t {L G sum_j alpha_j sum_{l<j} alpha_l [r_l + r]
-    + L/2 sum_j alpha_j^2 r^2} with r^2 = G^2 + sigma^2/Q. [12]
+    + L/2 sum_j alpha_j^2 r^2} with r^2 = G^2 + sigma^2/Q.
+
+    r_l is `client_length`. PROOFS.md [12].
     """
     gap, L, G, sigma, Q = hypotheses(problem)
     alpha = problem.steps
     r = np.sqrt(G**2 + sigma**2 / Q)
     drift = earlier(alpha * (client_length(problem) + r))
-    return gap + L * G * (alpha * drift).sum() + L / 2 * (alpha**2).sum() * r**2
+    return (
+        gap
+        + L * G * (alpha * drift).sum()  # client and average move apart
+        + L / 2 * (alpha**2).sum() * r**2
+    )
 
 
 def long_run(T=500, alpha=0.01):
-    """No bias, no noise: the printed left side grows with T, its right side hardly."""
+    """A run without bias and noise. The paper's left side grows with T, its right side hardly."""
     steps = np.full((T + 1, 5), alpha)
     return Problem(rational(2), [2.0, 2.0], steps, 0.0, np.zeros((4, 2)))
 
 
 def noisy_run():
-    """One client from a stationary point: noise moves it, and the printed bound contains none."""
+    """One client at a stationary point. Noise moves it, but the paper's bound contains none."""
     steps = np.full((51, 1), 0.01)
     return Problem(rational(1), [0.0], steps, 0.0, np.zeros((1, 1)), sigma=30.0)
 
 
 @cache
 def ergodic_rate(T):
-    """avg ||grad f||^2 sqrt T with alpha = .3 / sqrt T; the same for all T: the 1/sqrt T rate."""
+    """The average of ||grad f||^2 times sqrt T, with alpha = 0.3 / sqrt T.
+
+    It is the same for all T if the rate is 1/sqrt T.
+    """
     steps = np.full((T, 5), 0.3 / np.sqrt(T))
     problem = Problem(rational(2), [1.75, 1.75], steps, 0.01, opposed(4, 2), sigma=0.3)
     _, gradient = simulate(problem, replicas=64)
@@ -98,12 +114,12 @@ def ergodic_rate(T):
 
 
 def check():
-    """alpha missing; noise missing; the bounds under a curriculum, under its reverse, without."""
+    """Try the form without alpha, the form without noise, and three orders of the bias."""
     problem = long_run()
     _, gradient = simulate(problem)
     ratio = printed(problem) / left_side(problem, gradient)
     fixed = corrected(problem) / weighted_left_side(problem, gradient)
-    note = "T = 500, a = .01"
+    note = "T = 500, alpha = 0.01"
     yield row("Theorem 2, alpha missing on the left", "violated", ratio, fixed, note=note)
 
     problem = noisy_run()
@@ -111,7 +127,7 @@ def check():
     left = weighted_left_side(problem, gradient)
     fixed = corrected(problem) / left
     ratio = printed(problem) / left
-    note = "s = 30 from a stationary point"
+    note = "sigma = 30 from a stationary point"
     yield row("Theorem 2, no sigma, alpha restored", "violated", ratio, fixed, note=note)
     ratio = last_display(problem) / left
     yield row("Theorem 2 by its proof", "violated", ratio, fixed, note="the same problem")
@@ -119,16 +135,18 @@ def check():
     orders = schedule("client", 11, 5), schedule("anti", 11, 5), 0.0
     start = [2.0, 2.0]
     steps = np.full((11, 5), 0.1)
-    problems = [Problem(rational(2), start, steps, B, opposed(4, 2)) for B in orders]
-    apart = np.ptp([printed(problem) for problem in problems])
-    label = "holds" if apart else "vacuous"
-    note = "no B in it; corrected depends on B"
+    bounds = []
+    for B in orders:
+        problem = Problem(rational(2), start, steps, B, opposed(4, 2))
+        bounds.append(printed(problem))
+    label = "holds" if np.ptp(bounds) else "vacuous"
+    note = "it contains no B; the corrected form depends on B"
     yield row("Theorem 2 about curricula", "vacuous", label, note=note)
     yield check_rate()
 
 
 def check_rate():
-    """From 30 to 3000 rounds."""
+    """Compare the rate from 30 to 3000 rounds."""
     rates = [ergodic_rate(T) for T in (30, 100, 300, 1000, 3000)]
     note = f"avg ||grad||^2 sqrt T = {min(rates):.3f} to {max(rates):.3f}, T = 30..3000"
     same = verdict(max(rates) < 1.05 * min(rates))
@@ -136,18 +154,23 @@ def check_rate():
 
 
 def draw(axes):
-    """Both sides as T grows, and the rate."""
+    """Plot both sides of the theorem as T grows, and the rate."""
     sides, rate = axes
     rounds = np.unique(np.geomspace(1, 500, 30).astype(int))
     found = []
     for T in rounds:
         problem = long_run(T)
         _, gradient = simulate(problem)
-        lefts = left_side(problem, gradient), weighted_left_side(problem, gradient)
-        found.append([*lefts, printed(problem), corrected(problem)])
+        values = [
+            left_side(problem, gradient),
+            weighted_left_side(problem, gradient),
+            printed(problem),
+            corrected(problem),
+        ]
+        found.append(values)
     left, weighted, bound, fixed = np.transpose(found)
-    sides.loglog(rounds, left, "C3", label="printed: left side")
-    sides.loglog(rounds, bound, "C3--", label="printed: right side")
+    sides.loglog(rounds, left, "C3", label="the paper: left side")
+    sides.loglog(rounds, bound, "C3--", label="the paper: right side")
     sides.loglog(rounds, weighted, "C0", label="corrected: left side, weighted by α")
     sides.loglog(rounds, fixed, "C0--", label="corrected: right side")
     sides.set(xlabel="rounds T", ylabel="the two sides of Theorem 2")

@@ -1,8 +1,8 @@
-"""Where the sharp floor (L-mu)^2/(4 mu L) V is attained: the constant cannot be improved.
+"""Problems that attain the sharp floor (L-mu)^2/(4 mu L) V: its constant cannot be improved.
 
     python -m theory.beyond.attained
 
-One client of 1 + L/mu is pushed to the steep side of the kink, in the first local step of a round;
+In the first local step of a round, one of 1 + L/mu clients is pushed to the steep side of the kink.
 bound / measured tends to 1 as alpha N -> 0. PROOFS.md [5].
 """
 
@@ -23,7 +23,7 @@ RUNS = (  # L/mu, alpha, N
 
 
 def extremal(kappa, alpha, N, B=1e-5):
-    """That problem for L = 1, mu = 1/kappa, mean ||b_k||^2 = B, started at the predicted floor."""
+    """The problem for L = 1, mu = 1/kappa and mean ||b_k||^2 = B. It starts at the floor."""
     mu = 1 / kappa
     f = kinked(mu, 1.0)
     rounds = int(5 * kappa / (alpha * N)) + 2  # long enough to forget the start
@@ -35,22 +35,19 @@ def extremal(kappa, alpha, N, B=1e-5):
 
 
 def check():
-    """The extremal problems of RUNS."""
+    """Try the extremal problems of RUNS."""
     ratios = []
-    words = []
     for kappa, alpha, N in RUNS:
         E, lemmas, tight = floors(extremal(kappa, alpha, N))
         ratios.append((lemmas / E, tight / E))
-        words.append(f"{kappa}, {alpha:.3g}, {N}")
     lemmas, tight = np.transpose(ratios)
-    note = f"{listed(tight, 3)} (lemmas {listed(lemmas, 0)}) "
-    note += f"at L/mu, a, N = {'; '.join(words)}"
+    note = f"four problems: {listed(tight, 3)} (lemmas {listed(lemmas, 0)})"
     name = "Sharp floor, extremal problem"
     yield row(name, "ours", "ours", min(lemmas), min(tight), note)
 
 
 def draw(axes):
-    """The floor against the number of local steps, and bound / measured on the extremal problem."""
+    """Plot the floor over the number of local steps, and bound / measured on extremal problems."""
     left, right = axes
     N = 2 ** np.arange(1, 7)
     few = N[:-1]

@@ -1,9 +1,9 @@
-"""The sharp floor: what the bias leaves for good, on the kinked problem and on random states.
+"""The sharp floor: the error that the bias leaves, on the kinked problem and on random states.
 
     python -m theory.beyond.floor
 
-Of order alpha^2 N^2 B, and Q does not divide it. PROOFS.md [4] to [6]; where it is attained:
-attained.py; the bounds themselves: sharp.py.
+The floor has the order alpha^2 N^2 B, and Q does not divide it. sharp.py has the bounds,
+attained.py the problems that attain them. Proofs: PROOFS.md [4] to [6].
 """
 
 from contextlib import suppress
@@ -19,7 +19,10 @@ from theory.theorem1_proof import corrected, round_by_lemmas
 
 
 def floors(problem):
-    """E in the end; floor / (1 - contraction) of a round, by the lemmas; the same, sharp."""
+    """[E at the end, the floor by the lemmas, the sharp floor].
+
+    A floor is floor / (1 - contraction) of one round.
+    """
     found = [exact_error(problem)[-1]]
     for one_round in (round_by_lemmas, sharp.round_bound):
         contraction, floor = one_round(problem, 0)
@@ -28,7 +31,10 @@ def floors(problem):
 
 
 def one_step_ratios():
-    """bound / measured of [4] on random states: random weights p, w and e, steps up to 2/(L+mu)."""
+    """bound / measured of one sharp step on random states.
+
+    The weights p, w and e are random, and the steps reach 2/(L+mu). PROOFS.md [4].
+    """
     rng = np.random.default_rng(0)
     ratios = []
     for state in random_states():
@@ -38,16 +44,17 @@ def one_step_ratios():
         x = State(state.f, state.theta, state.b, alpha, B, M, sigma)
         p, w, e = 10 ** rng.uniform([-1, -2, -2], 1)
         with suppress(ValueError):  # the step is too long for these weights
-            on_E, on_V, rest = sharp.step(x.f, x.symbols, x.mean_B, p, w, (1 + e, 1 + 1 / e))
+            young = (1 + e, 1 + 1 / e)
+            on_E, on_V, rest = sharp.step(x.f, x.symbols, x.mean_B, p, w, young)
             bound = on_E * x.E + on_V * x.V + rest
             ratios.append(bound / (p * x.next_E + w * x.next_V))
     return ratios
 
 
 def check():
-    """One step on random states; the kinked problem, after 10 rounds and in the end."""
+    """Try one step on random states, and the kinked problem after 10 rounds and at the end."""
     ratios = one_step_ratios()
-    note = f"{len(ratios)} random states; attained [4]"
+    note = f"{len(ratios)} random states"
     yield row("Sharp floor, one step", "ours", "ours", None, min(ratios), note)
 
     problem = kinked_problem()
@@ -57,14 +64,14 @@ def check():
     E, lemmas, tight = floors(kinked_problem(T=None))
     lemmas = lemmas / E
     tight = tight / E
-    note = f"T = 10; in the end {tight:.2f} (lemmas {lemmas:.1f})"
+    note = f"T = 10; at the end {tight:.2f} (lemmas {lemmas:.1f})"
     lemmas = min(lemmas, lemmas_10)
     tight = min(tight, sharp_10)
     yield row("Sharp floor, kinked f", "ours", "ours", lemmas, tight, note)
 
 
 def draw(axes):
-    """What is left on the kinked problem against the bias, and against the step."""
+    """Plot the floor of the kinked problem over the bias and over the step."""
     left, right = axes
     B = 10.0 ** np.arange(-6, 1)
     draw_sweep(left, B, [kinked_problem(B=x, T=None) for x in B])
@@ -77,7 +84,7 @@ def draw(axes):
 
 
 def draw_sweep(axis, values, problems):
-    """The measured floor and the two bounds on it against what varies over the problems."""
+    """Plot the measured floor and its two bounds over the values that the problems differ in."""
     E, lemmas, tight = np.transpose([floors(problem) for problem in problems])
     axis.loglog(values, E, "ko-", label="measured")
     axis.loglog(values, lemmas, "C0s-", label="corrected by its lemmas")

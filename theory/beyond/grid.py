@@ -8,7 +8,7 @@ GRID = 600  # problems of each kind
 
 
 def random_steps(rng, T, N, largest):
-    """Constant, diminishing or arbitrary steps of at most `largest`, often reached: (T+1, N)."""
+    """Constant, diminishing or arbitrary steps: (T+1, N). Many of them reach `largest`."""
     shape = rng.integers(3)
     top = largest
     if rng.random() < 0.75:
@@ -23,7 +23,7 @@ def random_steps(rng, T, N, largest):
 
 
 def random_biases(rng, T, N):
-    """Sizes B: (T+1, N) of random order and mean, one time in ten all 0."""
+    """Sizes B with a random order and mean: (T+1, N). One time in ten they are all 0."""
     order = rng.choice(["client", "data", "anti", "constant", "shuffled"])
     mean = 10 ** rng.uniform(-4, 1) * (rng.random() < 0.9)
     first = rng.uniform(0.01, 1)

@@ -1,12 +1,13 @@
-"""A small tanh network, its gradient and its Hessian, sample by sample."""
+"""A small tanh network, with its gradient and its Hessian for every sample."""
 
 import numpy as np
 
 
 def network(theta, X, width=8):
-    """f = v . tanh(W x + c) + e and grad f: (n,) and (n, p) at X: (n, d).
+    """f = v . tanh(W x + c) + e: (n,), and grad f: (n, p).
 
-    theta: (p,) is (W | c for every unit, v, e).
+    theta: (W and c of every unit, v, e) in one vector, (p,).
+    X: the samples, (n, d).
     """
     ones = np.ones((len(X), 1))
     x = np.append(X, ones, axis=1)
@@ -22,17 +23,21 @@ def network(theta, X, width=8):
 
 
 def hessians(theta, X, width):
-    """hess f_i: (n, p, p), exact: grad f at an imaginary step whose square is nothing."""
+    """hess f_i: (n, p, p), exact, from grad f at an imaginary step whose square rounds to 0."""
     columns = []
     for direction in np.eye(len(theta)):
         moved = theta + 1e-30j * direction
         _, gradient = network(moved, X, width)
-        columns.append(gradient.imag / 1e-30)
+        column = gradient.imag / 1e-30
+        columns.append(column)
     return np.stack(columns, 2)
 
 
 def train(seed, steps, n=90):
-    """(theta, X, y) after gradient descent on mean r_i^2 / 2, y a random network plus noise."""
+    """(theta, X, y) after gradient descent on mean r_i^2 / 2.
+
+    y is the output of a random network plus noise.
+    """
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, 2))
     y, _ = network(rng.standard_normal(33), X)

@@ -1,6 +1,7 @@
-"""The order of a bias: the same sizes growing and shrinking, under the same falling steps.
+"""The order of a bias: the same sizes growing and shrinking, with the same falling steps.
 
-A curriculum is the growing order. Which one ends lower? noise_law.py and drift_law.py.
+A curriculum is the growing order. noise_law.py and drift_law.py say which order has the smaller
+error at the end.
 """
 
 from functools import cache
@@ -14,17 +15,22 @@ from theory.report import label_ticks
 
 
 def minority(Q):
-    """Zero-sum directions u: (Q, 1), one client pushed up, the others down."""
+    """Directions u with sum 0: (Q, 1). One client is pushed up, the others down."""
     u = np.full((Q, 1), 1 / (Q - 1))
     u[0] = -1.0  # a step goes against the bias
     return u
 
 
 def two_orders(f, directions, c, M=0.0, T=200, N=5, offset=None, B=(0.0, 8.0), step=None):
-    """E after each round, (2, T): under B growing linearly over the local steps, and reversed.
+    """E after each round, for a B that grows linearly over the local steps and for its reverse.
 
-    Steps c / (i + offset), i counting local steps, offset max(20, 40 c L) unless given; or the
-    constant `step`.
+    f, directions, M: as in Problem.
+    c, offset: the steps c / (i + offset), where i counts local steps. offset is max(20, 40 c L)
+        unless given.
+    step: a constant step to use instead.
+    B: the first and the last size.
+
+    Returns (2, T).
     """
     if offset is None:
         offset = max(20.0, 40.0 * c * f.L)
@@ -44,36 +50,39 @@ def two_orders(f, directions, c, M=0.0, T=200, N=5, offset=None, B=(0.0, 8.0), s
 
 
 def through_noise(c, mu=1.0, **settings):
-    """On mu ||theta||^2 / 2 in 4 dimensions, 8 clients, M = 1: the biases act through the noise."""
+    """two_orders on mu ||theta||^2 / 2: the biases act through the noise.
+
+    There are 8 clients in 4 dimensions, and M = 1.
+    """
     f = quadratic(np.full(4, mu))
     directions = opposed(8, 4)
     return two_orders(f, directions, c, M=1.0, **settings)
 
 
 def at_a_kink(c, mu=1.0, L=1.0, Q=2, **settings):
-    """Without noise, on the kinked f: one of Q clients is pushed to the steep side."""
+    """two_orders without noise, on the kinked f. One of Q clients is pushed to the steep side."""
     return two_orders(kinked(mu, L), minority(Q), c, **settings)
 
 
 def where_smooth(c, k=0.9, **settings):
-    """Without noise, two clients on the bent f, f'' = 1 and f''' = k at theta*."""
+    """two_orders without noise, with two clients on the bent f: f'' = 1, f''' = k at theta*."""
     return two_orders(bent(k), minority(2), c, **settings)
 
 
 @cache
 def final_ratio(run, c=1.0, **settings):
-    """E growing / E shrinking at the end of run(c, ..): below 1 the growing bias wins."""
+    """E growing / E shrinking at the end of run(c, ..). Below 1 the growing order is better."""
     growing, shrinking = run(c, **settings)
     return growing[-1] / shrinking[-1]
 
 
 def final_ratios(run, values, **settings):
-    """final_ratio for every c among the values: a list."""
+    """final_ratio for every c in `values`, as a list."""
     return [final_ratio(run, c, **settings) for c in values]
 
 
 def frame_ratios(axis, name, ticks):
-    """Labels a panel of final ratios against `name`, with a line where the two orders tie."""
+    """Label a panel of final ratios over `name`, with a line where the two orders tie."""
     axis.axhline(1, color="gray", lw=0.8)
     label_ticks(axis, ticks)
     axis.set(xlabel=f"{name}, for steps c / (i + s₀)", ylabel="E growing / E shrinking")
@@ -81,7 +90,7 @@ def frame_ratios(axis, name, ticks):
 
 
 def draw_runs(axis, run, name, values):
-    """E against the rounds, in both orders, for two values of c."""
+    """Plot E over the rounds, in both orders, for two values of c."""
     for c, color in zip(values, ("C0", "C3"), strict=True):
         growing, shrinking = run(c)
         rounds = np.arange(1, len(growing) + 1)

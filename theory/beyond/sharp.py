@@ -1,7 +1,9 @@
-"""Theorem 1, sharp: sharp_step.py over a round, from round to round, and in closed form.
+"""Theorem 1, sharp: one joint step, a round, all rounds, and a closed form.
 
-V = mean_k ||theta_k - hat theta||^2, E = ||hat theta - theta*||^2. Here B is mean_k ||b_k||^2, no
-larger than the printed maximum. Proofs, and where it is attained: PROOFS.md [3], [5] and [6].
+E = ||hat theta - theta*||^2 and V = mean_k ||theta_k - hat theta||^2. A prime marks the next local
+step. Here B is mean_k ||b_k||^2, which is at most the maximum in the paper. `symbols` are
+(mu, L, alpha, B, M, sigma, Q) of a step. The gradients that drive the average away also pull the
+clients together, so both are bounded jointly. Proofs: PROOFS.md [3] to [6].
 """
 
 import numpy as np
@@ -13,7 +15,9 @@ from theory.theorem1_proof import round_after_round
 
 def weight(f, alpha, p, w, noise):
     """Phi = max over mu <= s <= L of w (1 - alpha s)^2 + 2 alpha p/(L+mu) (s - mu)(L - s)
-    + 2 noise s^2, a parabola in s. [4]
+    + 2 noise s^2.
+
+    This is a parabola in s. PROOFS.md [4].
     """
     mu = f.mu
     L = f.L
@@ -33,10 +37,14 @@ def weight(f, alpha, p, w, noise):
 
 
 def step(f, symbols, mean_B, p, w, young):
-    """(p', w', c) with p E' + w V' <= p' E + w' V + c; young = (1 + e, 1 + 1/e). [4]
+    """(p', w', c) with p E' + w V' <= p' E + w' V + c.
 
-    p' = p (1 - 2 alpha mu L/(L+mu)), w' = Phi at (1+e) w, c = alpha^2 {w (1 + 1/e) B
-    + n (2MB + sigma^2)}, n = p/Q + w (1 - 1/Q). ValueError where the step is too long.
+    p, w: the weights of E and V after the step.
+    young: (1 + e, 1 + 1/e).
+
+    p' = p (1 - 2 alpha mu L/(L+mu)), w' = Phi at (1+e) w, and
+    c = alpha^2 {w (1 + 1/e) B + n (2MB + sigma^2)} with n = p/Q + w (1 - 1/Q). PROOFS.md [4].
+    ValueError if the step is too long.
     """
     mu, L, alpha, _, M, sigma, Q = symbols
     on_V, on_B = young
@@ -53,16 +61,16 @@ def step(f, symbols, mean_B, p, w, young):
 
 
 def young(shrunk, pushed):
-    """(1 + e, 1 + 1/e) for e = pushed / shrunk, where Young's inequality is an equality."""
+    """(1 + e, 1 + 1/e) at e = pushed / shrunk, which makes Young's inequality an equality."""
     if shrunk == 0 or pushed == 0:  # one of the two terms is 0
         return 1.0, 1.0
     return 1 + pushed / shrunk, 1 + shrunk / pushed
 
 
 def spread_path(problem, t):
-    """r_j >= sqrt V^(t,j) for M = 0, from 0: (N,). [3]
+    """Bounds r_j >= sqrt V^(t,j) for M = 0, from r_0 = 0: (N,).
 
-    r' = sqrt{[(1 - alpha mu) r + alpha sqrt B]^2 + alpha^2 (1 - 1/Q) sigma^2}.
+    r' = sqrt{[(1 - alpha mu) r + alpha sqrt B]^2 + alpha^2 (1 - 1/Q) sigma^2}. PROOFS.md [3].
     """
     r = [0.0]
     private = (1 - 1 / problem.Q) * problem.sigma**2
@@ -76,7 +84,11 @@ def spread_path(problem, t):
 
 
 def round_bound(problem, t):
-    """(contraction, floor): E^(t+1,0) <= contraction E^(t,0) + floor, `step` run back. [5]"""
+    """(contraction, floor) with E^(t+1,0) <= contraction E^(t,0) + floor.
+
+    The weights are computed backwards, with `step`, from the last local step. PROOFS.md [5].
+    ValueError unless mu > 0 and the steps are short enough.
+    """
     f = problem.f
     require(f.mu > 0, "f is strongly convex, mu > 0")
     r = spread_path(problem, t)
@@ -97,15 +109,16 @@ def round_bound(problem, t):
 
 
 def bound(problem):
-    """The sharp Theorem 1, round after round, for every T: (T+1,)."""
+    """The sharp Theorem 1, applied round after round, for every T: (T+1,). PROOFS.md [5]."""
     return round_after_round(problem, round_bound)
 
 
 def closed_form(problem):
     """E_T <= (1 - 2 alpha mu L/(L+mu))^(NT) E_0 + (L+mu)/(2 mu L) alpha sigma^2/Q
-    + (L-mu)^2/(4 mu L) r^2, r = min(alpha (N-1), 1/mu) sqrt B + alpha sqrt(N-1) sigma: (T+1,). [6]
+    + (L-mu)^2/(4 mu L) r^2, with r = min(alpha (N-1), 1/mu) sqrt B + alpha sqrt(N-1) sigma.
 
-    ValueError unless M = 0 and alpha is one constant of at most 2/(L+mu).
+    Returns the bound for every T: (T+1,). PROOFS.md [6]. ValueError unless M = 0, mu > 0 and alpha
+    is one constant of at most 2/(L+mu).
     """
     mu, L, alpha, _, M, sigma, Q = problem.symbols(0, 0)
     N = problem.N

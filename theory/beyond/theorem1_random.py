@@ -1,4 +1,4 @@
-"""Theorem 1 on random problems, 600 within its step and 600 beyond it.
+"""Theorem 1 on random problems: 600 within its largest step and 600 beyond it.
 
 python -m theory.beyond.theorem1_random
 """
@@ -20,11 +20,11 @@ from theory.theorem1_proof import corrected, last_display
 
 
 def random_problem(rng, beyond=False):
-    """Strongly convex f; noise on quadratics alone, where its moments are exact.
+    """A random problem with a strongly convex f. Only quadratics have noise, with exact moments.
 
-    Steps reach Theorem 1's limit or, `beyond` it, 1/(2L(1+2M/Q)), halved until the lemmas allow
-    them. One client, round, step or dimension, mu = L, no bias, no noise and a start at theta* are
-    all drawn.
+    The steps reach Theorem 1's limit. With `beyond` they reach 1/(2L(1+2M/Q)) and are halved until
+    the lemmas allow them. The corners occur, too: one client, round, step or dimension, mu = L, no
+    bias, no noise, a start at theta*.
     """
     T, N, Q, d = rng.integers(1, [9, 7, 9, 4])
     L = 10 ** rng.uniform(-1, 1)
@@ -39,9 +39,7 @@ def random_problem(rng, beyond=False):
     else:
         f = kinked(L * mu, L)
     distances = [0.0, 0.1, 3.0]
-    if (
-        smooth and M == sigma == 0
-    ):  # nothing moves a quadratic's E from theta*: rounding would be measured
+    if smooth and M == sigma == 0:  # from theta* a quadratic's E would be rounding alone
         distances = [0.1, 3.0]
     theta0 = rng.standard_normal(d) * rng.choice(distances)
     longest = largest_steps(f.L, M)[0]
@@ -59,9 +57,9 @@ def random_problem(rng, beyond=False):
 
 
 def ratios(problem, beyond=False):
-    """Worst bound / E_T over T >= 1: printed, last display, corrected, sharp, closed form.
+    """The least bound / E_T over T >= 1: the paper, last display, corrected, sharp, closed form.
 
-    inf for a form that does not speak of the problem: beyond the printed step, or no closed form.
+    It is inf for a form that does not apply: beyond the paper's step, or without a closed form.
     """
     E = exact_error(problem)
     bounds = np.full((5, len(E)), np.inf)
@@ -76,7 +74,7 @@ def ratios(problem, beyond=False):
 
 
 def check():
-    """All forms on the random problems; the proof's last display on the kinked problem too."""
+    """Try all forms on random problems, and the last display on the kinked problem, too."""
     rng = np.random.default_rng(1)
     within = [ratios(random_problem(rng)) for _ in range(GRID)]
     longer = [ratios(random_problem(rng, beyond=True), beyond=True) for _ in range(GRID)]

@@ -1,4 +1,4 @@
-"""Theorem 2 on 600 random problems: as printed, by its proof, corrected.
+"""Theorem 2 on 600 random problems: the paper's form, the last display, and the correction.
 
 python -m theory.beyond.theorem2_random
 """
@@ -26,8 +26,8 @@ def uncorrelated(problem):
     """weighted_left_side <= f_0 - f* + sum_t {L G sum_j alpha_j sum_{l<j} alpha_l r_l
     + L/2 [(sum_j alpha_j)^2 G^2 + sum_j alpha_j^2 sigma^2/Q]}.
 
-    It would follow if later gradients were uncorrelated with earlier noise; neither proved nor
-    refuted.
+    This would follow if later gradients were uncorrelated with earlier noise. We could neither
+    prove nor refute it.
     """
     gap, L, G, sigma, Q = hypotheses(problem)
     alpha = problem.steps
@@ -38,7 +38,7 @@ def uncorrelated(problem):
 
 
 def ratios(problem, gradient):
-    """bound / left side: printed, last display, corrected, uncorrelated."""
+    """bound / left side: the paper, last display, corrected, uncorrelated."""
     weighted = weighted_left_side(problem, gradient)
     return [
         worst(printed(problem), left_side(problem, gradient)),
@@ -49,7 +49,10 @@ def ratios(problem, gradient):
 
 
 def random_problem(rng):
-    """(problem, E||grad f||^2: (T+1,)), any step; exact without noise, else a mean of 100 runs."""
+    """(problem, E||grad f||^2: (T+1,)) with a step of any length.
+
+    The second is exact without noise, and the mean of 100 runs with noise.
+    """
     T, N, Q, d = rng.integers(1, [16, 6, 9, 4])
     f = rng.choice([rational, ripple])(d)
     longest = 10 ** rng.uniform(-2, 0)
@@ -66,7 +69,7 @@ def random_problem(rng):
 
 
 def check():
-    """All forms on the random problems."""
+    """Try all forms on the random problems."""
     rng = np.random.default_rng(2)
     found = np.array([ratios(*random_problem(rng)) for _ in range(GRID)])
     least = found.min(0)
