@@ -69,7 +69,7 @@ def check():
 
 
 def draw_kink(axes):
-    """Draw, for a kink, the ratio of the orders over c mu and the ties over L/mu."""
+    """Plot, for a kink, the ratio of the orders over c mu and the ties over L/mu."""
     left, right = axes
     c_mu = np.geomspace(0.5, 4, 7)
     for kappa, color in ((1.5, "C2"), (10.0, "C0")):
@@ -86,7 +86,7 @@ def draw_kink(axes):
 
 
 def draw_smooth(axes):
-    """Draw, for a smooth f, the ratio of the orders over c f'', and four runs."""
+    """Plot, for a smooth f, the ratio of the orders over c f'', and four runs."""
     left, right = axes
     c = np.geomspace(1, 6, 9)
     ratios = final_ratios(where_smooth, c)
