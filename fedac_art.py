@@ -1,28 +1,40 @@
 """python fedac_art.py --base moon --alpha 0.5
 
-The clustering curriculum of "Clustering-based Curriculum Construction for Sample-Balanced Federated
-Learning" (Qi et al., FedAC). Before training, every client clusters its own images, class by class,
-with Fuzzy ART. The samples of small clusters, P1, are hard or noisy, those of large ones, P2, easy:
-in the cross-entropy P1 has the weight 0.5 and P2 the weight 1. These weights are the curriculum:
-they stay the same in all rounds. --base trains inside: in the paper solo, which never averages,
-fedavg, fedprox and moon. A base's own terms of the loss are not weighted.
+FedAC, the curriculum of "Clustering-based Curriculum Construction for Sample-Balanced Federated
+Learning" (Qi et al., CICAI 2022, https://doi.org/10.1007/978-3-031-20503-3_13).
+plain/fedac_art.py explains it, with FedAvg, in one file.
 
-What differs from the paper, and why:
-- A sample may join clusters of its own label only. In Eq. 1 the similarity to those of other labels
-  is 0, which passes its test, >= rho, where the vigilance rho is 0.
-- The paper gives no rho, no weights, and no T, the size below which a cluster is small. Here T is a
-  client's median: at least half of its samples are in clusters of T samples or more. SGD's momentum
-  is that of MOON's code.
+Before training, every client clusters its own images, class by class, with Fuzzy ART. The samples
+of small clusters, P1, are hard or noisy. Those of large clusters, P2, are easy. In the
+cross-entropy P1 has the weight 0.5 and P2 the weight 1. These weights are the curriculum. They stay
+the same in all rounds. --base says how clients train and what is averaged: in the paper solo, which
+never averages, fedavg, fedprox and moon. The weights leave a base's own terms of the loss alone.
+
+How this differs from the paper, and why:
+- A sample may join only clusters of its own label. In Eq. 1 the similarity to the other clusters is
+  0, which passes the test, >= rho, if rho is 0.
+- Fuzzy ART clusters pixels. The paper says "multi-channel clustering" of "similar features", and no
+  more. results/fedac_art/controls.py compares pixels with features.
+- The paper gives no rho. Here it is 0.35, and 0.6 for grey images, which gives clusters of 8 to 20
+  samples.
+- The paper gives no T, the size below which a cluster is small. Here T is a client's median: at
+  least half of its samples are in clusters of T samples or more.
+- The paper gives no weights, and no momentum. The momentum is that of MOON's code.
 - L_1 and L_2 of Eq. 8, L = alpha L_1 + beta L_2, are the cross-entropies of a batch's P1 and P2.
-  Here they are sums divided by the batch's size, and the weights are divided by their mean over
-  the client, so that they do not change the step size. With --reduction group L_1 and L_2 are
-  means over P1 and over P2, and the weights are divided by alpha + beta.
-- P1 is hard and P2 easy, as Eq. 5 and Section 1 have it; Eqs. 6 and 7 say the opposite.
-- SimpleCNN is that of MOON's code (convolutions of 5x5 with 6 and 16 channels, then 120, 84 and C
-  outputs); the text says 3 convolutions and 2 linear layers.
-- The paper names no augmentation; here the default is none. With --augment crop-flip it is that of
-  MOON's code, but padded with black where that mirrors CIFAR-10's edges.
-- SOLO's 100 local epochs are spread over the rounds.
+  Here they are sums divided by the batch size, and the weights are divided by their mean over the
+  client. So they do not change the size of the steps. With --reduction group L_1 and L_2 are means
+  over P1 and over P2, and the weights are divided by alpha + beta.
+- P1 is hard and P2 easy, as in Eq. 5 and Section 1. Eqs. 6 and 7 say the opposite. Exchange
+  --w-small and --w-large to try it.
+- SimpleCNN is that of MOON's code: convolutions of 5x5 with 6 and 16 channels, then 120, 84 and C
+  outputs. The text says 3 convolutions and 2 linear layers.
+- The paper names no augmentation, and the default is none. --augment crop-flip is that of MOON's
+  code, except that the border is black, where MOON's code mirrors CIFAR-10's images.
+- SOLO's 100 local epochs are spread over the rounds, and momentum begins at 0 in each. Its accuracy
+  is the mean over the clients' models of that on the whole test set. The paper does not say.
+- FedProx has mu = 0.001 and MOON mu = 5, on CIFAR-100 1. The paper refers to "the corresponding
+  papers", which choose from several.
+- MOON trains a model with a projection head. The other bases do so only with --projection.
 """
 
 import functools
@@ -139,10 +151,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     """FedAC around `config.base`, or that base alone."""
     state = fl.start()
     if is_weighted(config):
-        x = pixels(fl.data)
-        rho = vigilance(config, fl.data)
-        clusters = cluster_clients(config, fl, x, rho)  # Eq. 4
-        P1 = small_clusters(clusters, fl.shards, config.quantile)  # Eq. 5
+        P1 = generate_curriculum(config, fl)
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
         batches = draw_batches(config, fl, t, clients)
@@ -159,10 +168,24 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 # -------------------------------------------------------------- Curriculum Generation (Section 4.1)
 
 
+def generate_curriculum(config: Config, fl: common.Federation) -> np.ndarray:
+    """Which of the training samples (n,) are in P1 of the client that holds them."""
+    x = pixels(fl.data)
+    rho = vigilance(config, fl.data)
+    P1 = np.zeros(len(x), dtype=bool)
+    for m, shard in enumerate(fl.shards):
+        rng = fl.streams("presentation", m, 0)
+        clusters = cluster_client(
+            x[shard], fl.labels[shard], rng, rho, config.art_alpha, config.art_beta
+        )  # Eq. 4
+        P1[shard] = small_clusters(clusters, config.quantile)  # Eq. 5
+    return P1
+
+
 def vigilance(config: Config, data: Data) -> float:
     """rho: --rho, or a value that gives clusters of 8 to 20 samples.
 
-    It is larger for grey images, whose black backgrounds match.
+    It is larger for grey images, because their black backgrounds match.
     """
     if config.rho >= 0:
         return config.rho
@@ -175,24 +198,28 @@ def pixels(data: Data) -> np.ndarray:
     return data.x_train.flatten(1).cpu().numpy()
 
 
-def cluster_clients(
-    config: Config, fl: common.Federation, x: np.ndarray, rho: float, presentation: int = 0
+def cluster_client(
+    x: np.ndarray,
+    y: np.ndarray,
+    rng: np.random.Generator,
+    rho: float,
+    alpha: float = 0.01,
+    beta: float = 1.0,
 ) -> np.ndarray:
-    """The cluster of each training sample (n,), numbered from 1; 0 for samples that no client has.
+    """The cluster of each of a client's samples (n,), numbered from 0 (Eq. 4).
 
-    Each class of each client is clustered separately. Fuzzy ART depends on the order in which it
-    meets the samples x (n, d); it is random, and another `presentation` draws another one.
+    Each class is clustered separately. y (n,) are the labels, x (n, d) and the numbers are those of
+    `fuzzy_art`. Fuzzy ART meets the samples in a random order, on which the clusters depend;
+    rng is np.random.default_rng(seed).
     """
-    clusters = np.zeros(len(x), dtype=int)
+    clusters = np.zeros(len(y), dtype=int)
+    order = rng.permutation(len(y))
     count = 0
-    for m, shard in enumerate(fl.shards):
-        order = fl.streams("presentation", m, presentation).permutation(len(shard))
-        presented = shard[order]
-        for c in np.unique(fl.labels[shard]):
-            samples = presented[fl.labels[presented] == c]
-            found, templates = fuzzy_art(x[samples], rho, config.art_alpha, config.art_beta)
-            clusters[samples] = count + 1 + found
-            count += len(templates)
+    for c in np.unique(y):
+        samples = order[y[order] == c]
+        found, templates = fuzzy_art(x[samples], rho, alpha, beta)
+        clusters[samples] = count + found
+        count += len(templates)
     return clusters
 
 
@@ -201,9 +228,18 @@ def fuzzy_art(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fuzzy ART with complement coding, in one pass over the rows of x (n, d) (Eqs. 1 to 3).
 
-    x holds floats in [0, 1], or bytes, of which 255 stands for 1 (exact with beta = 1). Returns the
-    cluster of each row (n,), numbered from 0 as they arise, and their templates w (J, 2d).
+    x      one class of images, flattened: floats in [0, 1], or bytes, where 255 means 1 (exact with
+           beta = 1). Another order of the rows can give other clusters.
+    rho    vigilance, from 0 to 1
+    alpha  above 0; beta from 0 to 1
+
+    Returns the cluster of each row (n,), numbered from 0 as they arise, and their templates w
+    (J, 2d), in the units of x. ValueError for another x or rho.
     """
+    if not isinstance(x, np.ndarray) or x.ndim != 2:
+        raise ValueError("fuzzy_art: x must be a NumPy array (n, d): flatten the images")
+    if not 0 <= rho <= 1:
+        raise ValueError(f"fuzzy_art: rho is {rho}; choose a number from 0 to 1")
     unit = 255
     if x.dtype != np.uint8:
         unit = 1.0
@@ -237,19 +273,18 @@ def fuzzy_art(
     return clusters, w[: len(norms)]
 
 
-def small_clusters(clusters: np.ndarray, shards: list[np.ndarray], quantile: float) -> np.ndarray:
+def small_clusters(clusters: np.ndarray, quantile: float) -> np.ndarray:
     """Which samples (n,) are in P1, the clusters of fewer than T samples (Eq. 5); the rest is P2.
 
-    Each client has a T of its own: this quantile, over its shard, of the size of the samples'
-    clusters.
+    clusters (n,) are those of the samples that share a T. It is this quantile, over the samples, of
+    the size of a sample's cluster: the smallest size that more of them do not exceed.
     """
+    n = len(clusters)
     sizes = np.bincount(clusters)[clusters]
-    P1 = np.zeros(len(clusters), dtype=bool)
-    for samples in shards:
-        index = int(quantile * len(samples) + 1e-9)  # 0.29 * 100 is 28.99..
-        T = np.sort(sizes[samples])[min(index, len(samples) - 1)]
-        P1[samples] = sizes[samples] < T
-    return P1
+    fractions = np.arange(1, n + 1) / n
+    rank = (fractions <= quantile).sum()
+    T = np.sort(sizes)[min(rank, n - 1)]
+    return sizes < T
 
 
 # ---------------------------------------------------------------- Curriculum Training (Section 4.2)
@@ -275,48 +310,48 @@ def local_epochs(config: Config, t: int) -> int:
 
 
 def weigh_clients(config, fl: common.Federation, clients, batches, P1) -> list[np.ndarray]:
-    """The sample weights (T_k, B) of each client's batches."""
+    """The sample weights (T_k, B) of each client's batches, without meaning where a batch is -1."""
     weights = []
+    w_small = config.w_small
+    w_large = config.w_large
+    of_samples = np.zeros(len(P1))
     for m, of_client in zip(clients, batches, strict=True):
-        w = weigh_samples(
-            of_client, fl.shards[m], P1, config.w_small, config.w_large, config.reduction
-        )
-        weights.append(w)
+        shard = fl.shards[m]
+        has_weight = np.where(P1[shard], w_small, w_large).any()
+        if config.reduction == "group" and has_weight:
+            weights.append(weigh_groups(P1[of_client], of_client >= 0, w_small, w_large))
+        else:
+            of_samples[shard] = weigh_samples(P1[shard], w_small, w_large)
+            weights.append(of_samples[of_client])
     return weights
 
 
-def weigh_samples(
-    batches: np.ndarray,
-    shard: np.ndarray,
-    P1: np.ndarray,
-    w_small: float,
-    w_large: float,
-    reduction: str = "sample",
-) -> np.ndarray:
-    """L = w_small L_1 + w_large L_2 (Eq. 8) as weights (T, B) of the samples of `batches` (T, B).
+def weigh_samples(in_P1: np.ndarray, w_small: float, w_large: float) -> np.ndarray:
+    """The weights (n,) of a client's samples: L = w_small L_1 + w_large L_2 (Eq. 8).
 
-    With them a batch's loss is sum of weight x cross-entropy, divided by the batch's size. `shard`
-    holds the client's samples, `P1` is a mask over all samples.
-
-    sample  w_small in P1, w_large in P2, divided by their mean over the shard
-    group   what makes L_1 and L_2 means over the batch's P1 and P2 (0 if it has none), and L their
-            weighted mean
-
-    If all samples of a client would weigh 0, they weigh 1.
+    in_P1 (n,) says which samples are in P1. Multiply each sample's cross-entropy by its weight and
+    take the mean over a batch. The mean of the weights is 1. If all would be 0, they are 1.
     """
-    weight = np.where(P1, w_small, w_large)
-    if not weight[shard].any():
-        return np.ones(batches.shape)
-    if reduction == "sample":
-        return weight[batches] / weight[shard].mean()  # nobody reads it where batches is -1
-    is_sample = batches >= 0
-    in_P1 = is_sample & P1[batches]
-    in_P2 = is_sample & ~P1[batches]
+    weights = np.where(in_P1, w_small, w_large)
+    if not weights.any():
+        return np.ones(len(weights))
+    return weights / weights.mean()
+
+
+def weigh_groups(
+    in_P1: np.ndarray, is_sample: np.ndarray, w_small: float, w_large: float
+) -> np.ndarray:
+    """The weights (T, B) of the samples of T batches, if L_1 and L_2 of Eq. 8 are means.
+
+    L_1 is the mean over a batch's samples in P1, L_2 over the others, and L their weighted mean. A
+    batch without one of them has 0 in its place. in_P1 (T, B) says which places of the batches are
+    in P1, is_sample (T, B) which hold a sample. The weights are for a mean over the batch.
+    """
     B = is_sample.sum(1, keepdims=True)
-    n_1 = in_P1.sum(1, keepdims=True)
-    n_2 = in_P2.sum(1, keepdims=True)
-    n_own = np.where(P1[batches], n_1, n_2)  # how many of the batch are in the sample's own group
-    return weight[batches] / (w_small + w_large) * B / np.maximum(n_own, 1)
+    n_1 = (is_sample & in_P1).sum(1, keepdims=True)
+    n_own = np.where(in_P1, n_1, B - n_1)  # how many of the batch are in the sample's own group
+    weights = np.where(in_P1, w_small, w_large) / (w_small + w_large)
+    return weights * B / np.maximum(n_own, 1)
 
 
 # ------------------------------------------------------------------------------------ augmentation

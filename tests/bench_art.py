@@ -90,10 +90,16 @@ def draw(argv: list[str]) -> None:
     data = load_data(config.dataset, config.data_dir, side=SIDE.get(config.model, 0))
     fl = config.federation(data, common.Streams(config.seed))
     rho = fedac_art.vigilance(config, data)
-    clusters = fedac_art.cluster_clients(config, fl, fedac_art.pixels(data), rho)
+    m = np.argmax(fl.sizes)
+    largest = fl.shards[m]
+    rng = fl.streams("presentation", m, 0)
+    x = fedac_art.pixels(data)[largest]
+    clusters = np.zeros(len(fl.labels), dtype=int)
+    clusters[largest] = fedac_art.cluster_client(
+        x, fl.labels[largest], rng, rho, config.art_alpha, config.art_beta
+    )
     path = Path(config.out or "runs/fedac_art") / "examples.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    largest = max(fl.shards, key=len)
     pyplot.imsave(path, examples(data.x_train, fl.labels, clusters, largest))
     print(path)
 

@@ -17,7 +17,7 @@ import experiment
 import fedac_art
 from data import Data, load_data
 from experiment import report
-from fedac_art import fuzzy_art, small_clusters, weigh_samples
+from fedac_art import fuzzy_art, small_clusters, weigh_groups, weigh_samples
 from nets import build_model
 from results.fedac_art import controls
 
@@ -331,17 +331,21 @@ def test_the_choice_parameter_is_in_units_of_one(alpha):
 
 
 @pytest.mark.parametrize(
-    "x",
+    "x, rho, word",
     [
-        np.array([[0.0, 255.0]]),
-        np.array([[-0.1, 1.0]]),
-        np.array([[0.5, np.nan]]),
-        np.array([[0, 200]]),
+        (np.array([[0.0, 255.0]]), 0.5, "floats in"),
+        (np.array([[-0.1, 1.0]]), 0.5, "floats in"),
+        (np.array([[0.5, np.nan]]), 0.5, "floats in"),
+        (np.array([[0, 200]]), 0.5, "floats in"),
+        (np.zeros((3, 4, 4, 1)), 0.5, "flatten"),
+        (torch.zeros(3, 16), 0.5, "flatten"),
+        (np.zeros((3, 16)), 60, "rho"),
+        (np.zeros((3, 16)), math.nan, "rho"),
     ],
 )
-def test_other_ranges_are_refused_in_one_line(x):
-    with pytest.raises(ValueError, match="floats in \\[0, 1\\]") as error:
-        fuzzy_art(x, 0.5)
+def test_fuzzy_art_refuses_in_one_line_what_it_would_read_wrongly(x, rho, word):
+    with pytest.raises(ValueError, match=word) as error:
+        fuzzy_art(x, rho)
     assert "\n" not in str(error.value)
 
 
@@ -414,25 +418,30 @@ def few_digits(n=40, side=0) -> Data:
     return Data(data.x_train[:n], data.y_train[:n], *test, data.classes, data.mean, data.std)
 
 
-def test_clusters_of_different_clients_and_classes_never_mix():
-    data = load_data("digits")
-    config, fl = make_federation(data)
+def test_classes_never_mix_and_the_order_is_random():
+    x = fedac_art.pixels(load_data("digits"))[:300]
+    y = load_data("digits").y_train[:300].numpy()
+    clusters = fedac_art.cluster_client(x, y, np.random.default_rng(0), 0.6)
+    assert set(clusters) == set(range(clusters.max() + 1))
+    assert len(set(zip(clusters, y, strict=True))) == clusters.max() + 1
+    order = np.random.default_rng(0).permutation(300)
+    for c in range(10):
+        samples = order[y[order] == c]
+        alone, _ = fuzzy_art(x[samples], 0.6)
+        assert same_partition(alone, clusters[samples])
+    other = fedac_art.cluster_client(x, y, np.random.default_rng(1), 0.6)
+    assert not same_partition(other, clusters)
+
+
+def test_clusters_of_different_clients_never_mix():
+    config, fl = make_federation(load_data("digits"))
     fl.shards = [np.arange(0, 300), np.arange(300, 500)]
-    x = fedac_art.pixels(data)
-    clusters = fedac_art.cluster_clients(config, fl, x, 0.6)
+    x = fedac_art.pixels(fl.data)
+    clusters = controls.cluster_clients(config, fl, x, 0.6, 0)
     assert (clusters[500:] == 0).all()
     ids = clusters[:500]
     assert set(ids) == set(range(1, ids.max() + 1))
     assert not set(ids[:300]) & set(ids[300:])
-    assert len(set(zip(ids, fl.labels[:500], strict=True))) == ids.max()
-
-    order = fl.streams("presentation", 0, 0).permutation(300)  # shuffled: the order matters
-    for c in range(10):
-        samples = order[fl.labels[order] == c]
-        alone, _ = fuzzy_art(x[samples], 0.6, config.art_alpha, config.art_beta)
-        assert same_partition(alone, ids[samples])
-    other = fedac_art.cluster_clients(config, fl, x, 0.6, presentation=1)
-    assert not same_partition(other, clusters)
 
 
 @pytest.mark.parametrize(
@@ -460,19 +469,18 @@ def test_default_vigilance(features, channels, rho):
 
 def test_threshold_is_the_sample_weighted_quantile():
     rng = np.random.default_rng(0)
-    everyone = [np.arange(60)]
     for _ in range(50):
         clusters = rng.integers(0, rng.integers(1, 12), 60)
         sizes = np.bincount(clusters)[clusters]
         for quantile in (0.0, 0.25, 0.5, 0.9, 1.0):
-            small = small_clusters(clusters, everyone, quantile)
+            small = small_clusters(clusters, quantile)
             assert small.mean() <= quantile  # as few as asked, ...
             assert not small.any() or sizes[small].max() < sizes[~small].min()
             larger = sizes[sizes > sizes[~small].min()]
             if len(larger):
                 assert (sizes < larger.min()).mean() > quantile  # ... one size more: too many
     clusters = np.concatenate([np.arange(29), np.full(71, 29)])
-    assert small_clusters(clusters, [np.arange(100)], 0.29).sum() == 29  # not 28.999..
+    assert small_clusters(clusters, 0.29).sum() == 29  # 0.29 * 100 is 28.999..
 
 
 def test_small_clusters_by_client_and_by_class():
@@ -480,9 +488,9 @@ def test_small_clusters_by_client_and_by_class():
     clusters = np.array([1] * 6 + [2] * 2 + [3] * 2 + [4] + [5] * 3 + [0])
     labels = np.array([0] * 8 + [1] * 3 + [0] * 3 + [1])
     fl = SimpleNamespace(shards=[np.arange(11), np.arange(11, 14)], labels=labels)
-    by_client = small_clusters(clusters, controls.sharing(fl, "client"), 0.5)
+    by_client = controls.small_clusters(clusters, controls.sharing(fl, "client"), 0.5)
     assert np.flatnonzero(by_client).tolist() == [6, 7, 8, 9, 10]  # the whole rare class
-    by_class = small_clusters(clusters, controls.sharing(fl, "class"), 0.5)
+    by_class = controls.small_clusters(clusters, controls.sharing(fl, "class"), 0.5)
     assert np.flatnonzero(by_class).tolist() == [6, 7, 10]
 
 
@@ -508,29 +516,34 @@ def test_random_groups_have_the_same_sizes(scope):
     assert not np.array_equal(drawn, of_other_trial)
 
 
-def test_weights_have_mean_one_per_client_and_the_asked_ratio():
-    P1 = np.array([True, False, False, False, True, True, False, False])
-    shard = np.array([0, 1, 2, 3])
-    got = weigh_samples(shard[None], shard, P1, 0.5, 1.0)
-    np.testing.assert_allclose(got, [[4 / 7, 8 / 7, 8 / 7, 8 / 7]])
-    np.testing.assert_array_equal(weigh_samples(shard[None], shard, P1, 1.0, 1.0), np.ones((1, 4)))
-    shard = np.array([4, 5, 7])  # sample 6 belongs to nobody
-    got = weigh_samples(np.array([[7, 4], [5, 7]]), shard, P1, 0.5, 1.0)
-    np.testing.assert_allclose(got, [[1.5, 0.75], [0.75, 1.5]])
-    for reduction in ("sample", "group"):  # all in P1, which weighs nothing
-        got = weigh_samples(np.array([[4, 5]]), shard[:2], P1, 0.0, 1.0, reduction)
-        np.testing.assert_array_equal(got, [[1, 1]])
+def test_weights_have_mean_one_and_the_asked_ratio():
+    in_P1 = np.array([True, False, False, False])
+    got = weigh_samples(in_P1, 0.5, 1.0)
+    np.testing.assert_allclose(got, [4 / 7, 8 / 7, 8 / 7, 8 / 7])
+    np.testing.assert_array_equal(weigh_samples(in_P1, 1.0, 1.0), np.ones(4))
+    np.testing.assert_array_equal(weigh_samples(~in_P1[1:], 0.0, 1.0), np.ones(3))
 
 
 def test_group_means_by_hand():
     """A batch with P1 = {0} and P2 = {1, 2}, one of P2 only, and a short one."""
-    P1 = np.array([True, False, False, True])
-    batches = np.array([[0, 1, 2], [1, 2, -1], [3, -1, -1]])
-    got = weigh_samples(batches, np.arange(4), P1, 0.5, 1.0, "group")
+    in_P1 = np.array([[True, False, False], [False, False, True], [True, True, True]])
+    is_sample = np.array([[True, True, True], [True, True, False], [True, False, False]])
+    got = weigh_groups(in_P1, is_sample, 0.5, 1.0)
     by_hand = got * 1.5 / np.array([[3], [2], [1]])  # alpha + beta, 1 / batch size
     np.testing.assert_allclose(by_hand[0], [0.5, 0.5, 0.5])  # alpha / 1, beta / 2, beta / 2
     np.testing.assert_allclose(by_hand[1, :2], [0.5, 0.5])  # L1 is 0
     np.testing.assert_allclose(by_hand[2, :1], [0.5])
+
+
+@pytest.mark.parametrize("reduction", ["sample", "group"])
+def test_a_client_whose_samples_would_all_have_weight_0_learns_from_all(reduction):
+    config = fedac_art.Config(w_small=0.5, w_large=0.0, reduction=reduction)
+    fl = SimpleNamespace(shards=[np.arange(3), np.arange(3, 5)])
+    P1 = np.array([True, False, False, False, False])
+    batches = [np.array([[0, 1, 2]]), np.array([[4, 3, -1]])]
+    first, second = fedac_art.weigh_clients(config, fl, np.array([0, 1]), batches, P1)
+    np.testing.assert_allclose(first, [[3, 0, 0]])
+    np.testing.assert_array_equal(second[0, :2], [1, 1])
 
 
 # ----------------------------------------------------------------------------------- the training

@@ -134,10 +134,27 @@ def cached_clusters(config, fl: common.Federation, run: experiment.Run) -> np.nd
     def make() -> Tensor:
         x = features(config, fl, run)
         rho = vigilance(config, fl.data)
-        orders = [paper.cluster_clients(config, fl, x, rho, i) for i in range(2)]
+        orders = [cluster_clients(config, fl, x, rho, i) for i in range(2)]
         return torch.from_numpy(np.stack(orders))
 
     return run.cached("clusters", make, *config.flags("dealing"), *flags).cpu().numpy()
+
+
+def cluster_clients(
+    config: Config, fl: common.Federation, x: np.ndarray, rho: float, presentation: int
+) -> np.ndarray:
+    """The cluster of each training sample (n,), numbered from 1; 0 for samples that no client has.
+
+    Another `presentation` gives the samples x (n, d) to Fuzzy ART in another random order.
+    """
+    clusters = np.zeros(len(x), dtype=int)
+    for m, shard in enumerate(fl.shards):
+        rng = fl.streams("presentation", m, presentation)
+        of_client = paper.cluster_client(
+            x[shard], fl.labels[shard], rng, rho, config.art_alpha, config.art_beta
+        )
+        clusters[shard] = clusters.max() + 1 + of_client
+    return clusters
 
 
 def vigilance(config: Config, data: Data) -> float:
@@ -187,11 +204,19 @@ def warm_up(config, fl: common.Federation, run: experiment.Run) -> tuple[Model, 
 
 def arm_groups(config: Config, fl: common.Federation, clusters: np.ndarray) -> np.ndarray:
     """P1 of this method as a mask over samples (n,)."""
-    P1 = paper.small_clusters(clusters, sharing(fl, config.scope), config.quantile)
+    P1 = small_clusters(clusters, sharing(fl, config.scope), config.quantile)
     if config.method == "random-groups":
         return draw_groups(P1, sharing(fl, config.scope), fl.streams)
     if config.method == "random-classes":
         return draw_groups(P1, sharing(fl, "class"), fl.streams)
+    return P1
+
+
+def small_clusters(clusters: np.ndarray, groups: list[np.ndarray], quantile: float) -> np.ndarray:
+    """P1 (n,), where each group of samples has a threshold T of its own."""
+    P1 = np.zeros(len(clusters), dtype=bool)
+    for samples in groups:
+        P1[samples] = paper.small_clusters(clusters[samples], quantile)
     return P1
 
 
@@ -221,10 +246,10 @@ def measure_clusters(config, fl: common.Federation, clusters, P1, flipped) -> di
     """Of two clusterings (2, n), this method's P1 and the wrong labels (n,)."""
     groups = sharing(fl, config.scope)
     cells = sharing(fl, "class")
-    by_client = paper.small_clusters(clusters[0], fl.shards, config.quantile)
-    by_class = paper.small_clusters(clusters[0], cells, config.quantile)
-    first = paper.small_clusters(clusters[0], groups, config.quantile)  # FedAC's P1
-    second = paper.small_clusters(clusters[1], groups, config.quantile)
+    by_client = small_clusters(clusters[0], fl.shards, config.quantile)
+    by_class = small_clusters(clusters[0], cells, config.quantile)
+    first = small_clusters(clusters[0], groups, config.quantile)  # FedAC's P1
+    second = small_clusters(clusters[1], groups, config.quantile)
 
     dealt = clusters[0] > 0
     count = clusters[0].max()
