@@ -194,8 +194,12 @@ def vigilance(config: Config, data: Data) -> float:
 
 
 def pixels(data: Data) -> np.ndarray:
-    """What is clustered: the training images as they are, uint8 (n, d)."""
-    return data.x_train.flatten(1).cpu().numpy()
+    """What is clustered, (n, d): the training images as they are, or floats scaled to [0, 1]."""
+    x = data.x_train.flatten(1).cpu().numpy()
+    if x.dtype == np.uint8:
+        return x
+    low, high = data.limits
+    return (x - low) / max(high - low, 1e-300)
 
 
 def cluster_client(

@@ -132,13 +132,16 @@ class Config(experiment.Config):
         n = len(data.y_train)
         held = np.sort(streams("share").permutation(n)[: round(self.data_share * n)])
         owner = None if data.owner is None else data.owner[held]
-        half = torch.full_like(data.mean, 127.5)  # a byte b becomes (b - 127.5) / 127.5
+        low, high = data.limits  # these become -1 and 1, so a byte b (b - 127.5) / 127.5
+        middle = torch.full_like(data.mean, (low + high) / 2)
+        half = torch.full_like(data.mean, max(high - low, 1e-12) / 2)
         x = data.x_train[held]
         y = data.y_train[held]
-        data = replace(data, x_train=x, y_train=y, owner=owner, mean=half, std=half)
+        data = replace(data, x_train=x, y_train=y, owner=owner, mean=middle, std=half)
         fl = Ensemble(self, data, streams)
         if has_generator(self) and fl.model.is_plain:
-            wanted = f"{self.method}'s generator wants a net with features and a head"
+            wanted = f"{self.method}'s generator needs features and a head: build a nets.Net of "
+            wanted += "nets.Conv2d and nets.Linear (examples/README.md shows one)"
             raise UsageError(f"--model {self.model}: {wanted}")
         return fl
 

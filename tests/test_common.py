@@ -939,6 +939,19 @@ def test_per_client_accuracy_equals_brute_force():
     assert fl.test(state) == {"accuracy": columns["accuracy"], "loss": columns["loss"]}
 
 
+@pytest.mark.parametrize("tested, own", [([10, 0], 80.0), ([0, 0], None)])
+def test_clients_whose_classes_are_not_tested_are_left_out_and_counted(tested, own):
+    """Two clients of a class each; 8 of 10 samples of the first class are right."""
+    count = np.array([*tested, 5])
+    hits = np.array([[8, 0, 5]]) * (count > 0)
+    columns = common.clients_view(hits, count, np.eye(2, 3))
+    if own is None:
+        assert columns == {"own_untested": 2}
+    else:
+        names = ("own_mean", "own_worst_tenth", "own_pooled")
+        assert columns == dict.fromkeys(names, own) | {"own_std": 0, "own_untested": 1}
+
+
 def test_evaluation_is_in_percent_and_nats():
     data = ordinary.random_images()
     model = build_model("lenet5", data, dtype=DOUBLE)

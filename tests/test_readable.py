@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NODES = {
     "common.py": 2410,
     "training.py": 2530,
-    "data.py": 2300,
-    "nets.py": 2300,
+    "checks.py": 1300,
+    "data.py": 2500,
+    "nets.py": 2700,
     "fedavg_curriculum.py": 1400,
     "client_curriculum.py": 1800,
     "fedcl_fgn.py": 1300,

@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "REFERENCE.md").read_text()
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 SHORT = ("--rounds", "2", "--trials", "1", "--jobs", "1")
-MODULES = ("common", "training", "data", "nets", "experiment")
+MODULES = ("common", "training", "checks", "data", "nets", "experiment")
 every_script = pytest.mark.parametrize("script", SCRIPTS)
 
 
@@ -183,8 +183,9 @@ def test_arrows_go_one_way(name):
     text = "".join(path.read_text() for path in paths)
     imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.M))
     below = {
-        "nets": {"data"},
-        "data": set(),
+        "checks": set(),
+        "data": {"checks"},
+        "nets": {"data", "checks"},
         "training": {"data", "nets"},
         "common": {"training", "data", "nets"},
         "experiment": {"common", "training", "data", "nets"},

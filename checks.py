@@ -1,0 +1,261 @@
+"""What users bring, checked: each mistake is one line that says what was found and what to do.
+
+Arrays of samples, labels and owners (`data.from_arrays` says what these are), then nets of a user's
+own. It knows no other module.
+"""
+
+import pickle
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class UsageError(Exception):
+    """A mistake of the caller (flag, file, size). The command line shows one line and exits 2."""
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's message, or its class name."""
+    message = str(error) or type(error).__name__
+    return message.splitlines()[0][:300]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether NumPy's or torch's error means that the machine has not enough memory."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "allocate memory" in str(error)
+
+
+# ------------------------------------------------------------------------------------------- arrays
+
+
+def as_array(name: str, values) -> np.ndarray:
+    """As NumPy's, of a type that torch knows; copied only where it must be."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        if values.dtype == torch.bfloat16:
+            values = values.float()  # NumPy has no such type
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name}: its entries differ in shape") from None
+    if array.dtype == np.longdouble:
+        array = array.astype(np.float64)
+    native = array.dtype.newbyteorder("=")
+    return np.require(array, native, ["C_CONTIGUOUS", "WRITEABLE"])
+
+
+def check_samples(name: str, x, codes: int) -> np.ndarray:
+    """Images as uint8 (n, H, W, C), text as int64 (n, L) below `codes`, floats as they are."""
+    x = as_array(name, x)
+    if x.dtype == np.uint8 and x.ndim == 3:
+        x = x[..., None]
+    is_images = x.dtype == np.uint8 and x.ndim == 4
+    is_text = x.dtype == np.int64 and x.ndim == 2
+    is_floats = np.issubdtype(x.dtype, np.floating) and x.ndim >= 2
+    if not (is_images or is_text or is_floats) or x.size == 0:
+        raise ValueError(
+            f"{name} is {x.dtype} {x.shape}; wanted images (n, H, W, C) of uint8, floats "
+            "(n, .., F), or text (n, L) of int64: .astype(np.uint8) makes pixels, "
+            ".astype(float) a table, .reshape(n, H, W) images of flat ones"
+        )
+    if is_text and not 0 <= x.min() <= x.max() < codes:
+        raise ValueError(
+            f"{name} is int64 (n, L), so text; wanted codes from 0 to {codes - 1}, not "
+            f"{x.min()} to {x.max()} (a table: .astype(float))"
+        )
+    if x.ndim == 4 and are_channels_first(x.shape):
+        raise ValueError(
+            f"{name} is {x.shape}, channels first; wanted (n, H, W, C): .transpose(0, 2, 3, 1)"
+        )
+    if is_floats:
+        is_finite = np.isfinite(x).reshape(len(x), -1)
+        bad = np.flatnonzero(~is_finite.all(1))
+        if len(bad):
+            count = f"{len(bad)} of {len(x)} samples"
+            raise ValueError(f"{name}: NaN or infinity in {count}, first in {bad[0]}")
+    return x
+
+
+def are_channels_first(shape: tuple) -> bool:
+    """Whether (n, a, b, c) can only be (n, C, H, W), as torch has it."""
+    _, channels, height, width = shape
+    is_image = height == width or min(height, width) > 16
+    return channels <= 4 < min(height, width) and is_image
+
+
+def are_bytes(x: np.ndarray) -> bool:
+    """Whether x are images of bytes, or floats that are bytes / 255.
+
+    A series (n, L, F) of zeros and ones alone may be anything, so it stays.
+    """
+    if x.dtype == np.uint8:
+        return True
+    if x.dtype.kind != "f" or x.ndim not in (3, 4):
+        return False
+    if x.min() < 0 or x.max() > 1:
+        return False
+    if x.ndim == 3 and np.isin(x, (0, 1)).all():
+        return False
+    levels = x * 255
+    return np.allclose(levels, np.round(levels), rtol=0, atol=1e-3)
+
+
+def to_bytes(x: np.ndarray) -> np.ndarray:
+    """uint8 (n, H, W, C) of what `are_bytes`."""
+    if x.dtype != np.uint8:
+        x = np.round(x * 255).astype(np.uint8)
+    return x if x.ndim == 4 else x[..., None]
+
+
+def check_match(x_train: np.ndarray, x_test: np.ndarray) -> None:
+    """ValueError unless both sets are of one kind, shape and scale."""
+    is_one_shape = x_train.shape[1:] == x_test.shape[1:]
+    is_one_kind = x_train.dtype.kind == x_test.dtype.kind
+    if not (is_one_shape and is_one_kind):
+        train = f"{x_train.dtype} {x_train.shape}"
+        test = f"{x_test.dtype} {x_test.shape}"
+        raise ValueError(f"training samples are {train}, test samples {test}; wanted one kind")
+    largest = [float(np.abs(x).max()) for x in (x_train, x_test)]
+    if 0 < 100 * min(largest) < max(largest):
+        raise ValueError(f"training and test samples reach {largest}; wanted one scale")
+
+
+NUMBERED = "np.unique(y, return_inverse=True)[1] numbers the labels of both sets from 0"
+
+
+def check_labels(name: str, y, n: int) -> np.ndarray:
+    """Labels as int64 (n,)."""
+    y = as_array(name, y)
+    if y.shape != (n,) or y.dtype.kind not in "iub":
+        found = f"{name} is {y.dtype} {y.shape}"
+        raise ValueError(f"{found}; wanted {n} integers (n,): {NUMBERED}")
+    return y.astype(np.int64)
+
+
+def check_classes(y_train: np.ndarray, y_test: np.ndarray, classes: int | None) -> int:
+    """How many there are. ValueError for a label that is none, and a class without samples."""
+    held = np.unique(y_train)
+    count = held[-1] + 1 if classes is None else classes
+    for name, y in (("y_train", y_train), ("y_test", y_test)):
+        if y.min() < 0 or y.max() >= count:
+            found = f"{name} holds {y.min()} to {y.max()}"
+            raise ValueError(f"{found}; wanted 0 to {count - 1}, as in training: {NUMBERED}")
+    if classes is None and len(held) < count:
+        first = np.arange(min(count, 1000))
+        missing = np.setdiff1d(first, held)[:10].tolist()
+        found = f"y_train lacks {missing} of 0 to {count - 1}"
+        raise ValueError(f"{found}: {NUMBERED}; or set classes")
+    return int(count)
+
+
+def check_owner(owner, n: int) -> np.ndarray:
+    """Who owns each training sample, (n,): numbers or names."""
+    owner = as_array("owner", owner)
+    unknown = [name for name in owner.flat if name is None or name != name]  # the second: NaN
+    if owner.shape != (n,) or unknown:
+        found = f"{owner.shape} with {len(unknown)} missing"
+        raise ValueError(f"owner is {found}; wanted a number or name for each of {n} samples")
+    return owner.astype(str) if owner.dtype == object else owner
+
+
+def moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel (C,), exact: from counts of the 256 values.
+
+    A deviation is at least 1/255 of the brightest pixel, so that noise on black stays small.
+    """
+    channels = [channel.flatten() for channel in x.unbind(-1)]
+    counts = [torch.bincount(channel, minlength=256) for channel in channels]
+    count = torch.stack(counts).double()  # (C, 256)
+    value = torch.arange(256.0, dtype=torch.float64, device=x.device)
+    n = count.sum(1)
+    mean = count @ value / n
+    variance = count @ value**2 / n - mean**2
+    least = max(x.max().item(), 1) / 255
+    return mean, variance.clamp(min=least**2).sqrt()
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (F,) of each entry of the last axis; 1 where it is constant."""
+    rows = x.flatten(0, -2)
+    parts = rows.split(1 << 16)  # in float64 the whole might not fit into memory
+    mean = sum(part.double().sum(0) for part in parts) / len(rows)
+    variance = sum((part.double() - mean).square().sum(0) for part in parts) / len(rows)
+    std = variance.sqrt()
+    return mean, torch.where(std > 1e-12 * mean.abs(), std, 1.0)
+
+
+# ----------------------------------------------------------------------------- nets of a user's own
+
+
+def refuse_unused(model, net: nn.Module, loss: Tensor) -> None:
+    """UsageError where a parameter has no gradient."""
+    if not loss.requires_grad:
+        raise UsageError("its logits do not depend on its weights (detach, no_grad, argmax?)")
+    gradients = torch.autograd.grad(loss, net.leaves, allow_unused=True)
+    for name, gradient in zip(model.parameters, gradients, strict=True):
+        if gradient is None:
+            name = name.removeprefix("net.")
+            wanted = "leave it out, or freeze it: requires_grad_(False)"
+            raise UsageError(f"its logits do not depend on {name}; {wanted}")
+
+
+def refuse_state(model, x: Tensor) -> None:
+    """UsageError where a training step changes more of a net than its weights.
+
+    Only weights, and float buffers that change in place, are averaged and saved. What lies outside
+    the net's modules (closures, global names, Python's random) is not seen.
+    """
+    layers = model.by_layer(model.init(0)[None])
+    net = model.bind(layers, training=True, grad=True)
+    before = remember(model, net)
+    logits = net.head(net.features(x))
+    if logits.requires_grad:
+        torch.autograd.grad(logits.sum(), net.leaves, allow_unused=True)  # hooks may look on
+    after = remember(model, net)
+    for name, module in after:
+        if after[name, module] != before.get((name, module)):
+            name = name.removeprefix("net.")
+            wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
+            raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
+
+
+def remember(model, net: nn.Module) -> dict:
+    """The attributes of a bound net's modules, and of those it was copied from (hooks know these).
+
+    Of weights and float buffers which tensor it is, of other tensors also the version, else all.
+    """
+    torchs_own = vars(nn.Module())
+    found = {}
+    for path, module in [*model.skeleton.named_modules(), *net.named_modules()]:
+        for attribute, value in vars(module).items():
+            name = f"{path}.{attribute}".removeprefix(".")
+            if attribute in torchs_own or attribute.startswith("_flat_weight"):  # of torch's LSTM
+                continue
+            if isinstance(value, Tensor):
+                version = 0 if name in model.shapes else value._version
+                found[name, module] = (id(value), version)
+            elif attribute != "leaves":
+                found[name, module] = content(value)
+    return found
+
+
+def content(value):
+    """Equal for equal values; where they cannot be compared, which object it is."""
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        return id(value)
+
+
+def try_alone(model, name: str, one: Tensor) -> str:
+    """How a batch of one sample fails in training, as batch norms over vectors do; or ""."""
+    layers = model.by_layer(model.init(0)[None])
+    net = model.bind(layers, training=True)
+    try:
+        net.features(one)
+    except Exception as error:
+        reason = first_line(error.__cause__ or error)
+        return f"--model {name}: cannot learn from a batch of one sample ({reason})"
+    return ""
