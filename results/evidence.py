@@ -1,15 +1,15 @@
-"""The evidence as arrays: what each run came to, by trial, and how two arms differ.
+"""The evidence as arrays: what each run reached, by trial, and how two methods differ.
 
 trials.csv.xz   run, setting, method, trial, measure, value: accuracy in % in the final round,
                 mean of the last ten (last10), uploads, and a few measures of one script
 rounds.csv.xz   all rounds of the runs that were made after these were kept
 runs.csv        run, commit, trials, hours, command: where each comes from
 
-The arms of a trial share partition, initial weights and draws, so differences are paired.
+The methods of a trial share partition, initial weights and selections, so differences are paired.
+The words of the labels and of the comparisons stand here, for tables and figures.
 """
 
 import functools
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,15 @@ from scipy import stats
 FOLDER = Path(__file__).resolve().parent
 KEYS = ["run", "setting", "method", "trial"]
 TEXT = {"setting": str, "method": str}
+
+CONFIRMED = "confirmed"
+REFUTED = "refuted"
+UNDECIDED = "undecided"
+UNTESTED = "not tested at the paper's setting"
+LABELS = (CONFIRMED, REFUTED, UNDECIDED, UNTESTED)  # of a claim
+DIRECTIONS = ("for", "against", UNDECIDED)  # of a comparison, for its claim
+EFFECTS = ("agrees", "excludes it", "too wide")  # of an interval, with the published effect
+MARGIN = 2.0  # points of accuracy that count as no difference
 
 
 @functools.cache
@@ -113,10 +122,22 @@ class Interval:
     n: int
 
     def text(self, digits=1) -> str:
-        """'+4.1 [-.3, 5.6]'"""
-        mean = f"{self.mean:+.{digits}f}"
-        text = f"{mean} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
-        return re.sub(r"\b0\.", ".", text)
+        """'+4.1 [-0.3, 5.6]'"""
+        return f"{self.mean:+.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+    def effect(self, published: float) -> str:
+        """One of EFFECTS: whether the interval contains the published effect, and 0."""
+        has_published = self.low <= published <= self.high
+        has_zero = self.low <= 0 <= self.high
+        if not has_published:
+            return "excludes it"
+        return "too wide" if has_zero and published != 0 else "agrees"
+
+    def p_within(self, margin: float) -> float:
+        """p of two one-sided t-tests: small if the mean lies between -margin and margin."""
+        t = stats.t(self.n - 1)
+        error = (self.high - self.mean) / t.ppf(0.975)
+        return float(t.sf((margin - abs(self.mean)) / error))
 
 
 def interval(d: np.ndarray) -> Interval:

@@ -10,14 +10,14 @@ import matplotlib
 import numpy as np
 
 from results import tables
-from results.evidence import FOLDER
+from results.evidence import FOLDER, UNDECIDED
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the backend is chosen
 
 ACCURACY = ("final", "last10", "late")
 PAPER = "the paper's number"
-COLORS = {"for": "C0", "against": "C1", "open": "0.5"}
+COLORS = {"for": "C0", "against": "C1", UNDECIDED: "0.5"}
 PANELS = {
     "paper": "The paper's claims, at the paper's setting",
     "reduced": "The paper's claims, in a smaller setting",

@@ -8,11 +8,19 @@ claims.csv       the papers' claims, and ours (scale 'own'): statement, the pape
 comparisons.csv  what decides each: the difference plus - minus of a measure, the claimed sign:
                  +, -, 0 (no difference), <= (not above)
 
-The rule. A claim's comparisons are one family, corrected by Holm. It *holds* if each lies off 0 in
-the claimed direction, it *does not hold* if one lies off 0 in the other, else it is *not decided*.
-A claim of no difference cannot hold, only not hold. Not at the paper's setting it is *not tested*,
-and the differences say what the reduced setting shows. A statement of the theory does not hold if
-one of its checks is violated (theory/).
+published.csv    accuracies in the papers, and the runs that measured the same
+
+The rule. A claim's comparisons are one family, corrected by Holm. The claim is *confirmed* if each
+differs from 0 in the claimed direction. It is *refuted* if one differs from 0 in the other
+direction. Otherwise it is *undecided*. A claim of no difference can be refuted only. In a smaller
+setting than the paper's a claim is *not tested at the paper's setting*, and the differences say
+what the smaller setting shows. A statement of the theory is refuted if one of its checks is
+violated (theory/).
+
+Next to the label: whether an interval *agrees* with the published effect (contains it, and not 0),
+*excludes it*, or is *too wide* (contains both). A claim of no difference has two one-sided t-tests,
+corrected by Holm, that the difference is within 2 points. They give no label: the margin was chosen
+after the runs.
 """
 
 import collections
@@ -22,25 +30,41 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from experiment.report import holm
 from results import clock_answers
-from results.evidence import FOLDER, Interval, difference, interval, values
+from results.evidence import (
+    CONFIRMED,
+    DIRECTIONS,
+    EFFECTS,
+    FOLDER,
+    LABELS,
+    MARGIN,
+    REFUTED,
+    UNDECIDED,
+    UNTESTED,
+    Interval,
+    difference,
+    interval,
+    values,
+)
 
-REDUCED = "not tested at the paper's setting"
-OUTCOMES = {"holds": "for", "violated": "against", "vacuous": "against", "partly": "open"}
+OUTCOMES = {"holds": "for", "violated": "against", "vacuous": "against", "partly": UNDECIDED}
+ACCURACY = ("final", "last10", "late", "first_quarter")  # measures in points of accuracy
 DIGITS = {"rank_correlation": 3, "silhouette": 3, "spearman": 2}
 DIGITS |= {"log_ratio_first_half": 2, "log_ratio_second_half": 2}
 TEXT = {"dtype": str, "keep_default_na": False}
 CLAIMS = pd.read_csv(FOLDER / "claims.csv", **TEXT).set_index("claim")
 COMPARISONS = pd.read_csv(FOLDER / "comparisons.csv", **TEXT)
+PUBLISHED = pd.read_csv(FOLDER / "published.csv", **TEXT)
 
 
 def family(claim: str) -> pd.DataFrame:
-    """A claim's comparisons, with columns interval, p (after Holm) and direction.
+    """A claim's comparisons, with columns interval, p (after Holm), direction, effect, p_within.
 
-    A1 and A1b, halves of one claim, are one family; so are E12 and E12b.
+    A1 and A1b, halves of one claim, are one family; so are A10 and A10b, and E12 and E12b.
     """
     rows = COMPARISONS[COMPARISONS.claim.str.rstrip("b") == claim.rstrip("b")].copy()
     intervals = []
@@ -49,28 +73,42 @@ def family(claim: str) -> pd.DataFrame:
     rows["interval"] = intervals
     rows["p"] = holm([found.p for found in intervals])
     rows["direction"] = [direction(row.interval, row.p, row.sign) for row in rows.itertuples()]
+    rows["effect"] = [effect(row) for row in rows.itertuples()]
+    within = pd.Series([p_within(row) for row in rows.itertuples()], rows.index).dropna()
+    rows["p_within"] = pd.Series(holm(within.tolist()), within.index)
     return rows[rows.claim == claim]
+
+
+def effect(row) -> str:
+    """One of EFFECTS; nothing where no number is published."""
+    return row.interval.effect(float(row.paper)) if row.paper else ""
+
+
+def p_within(row) -> float:
+    """Of two one-sided tests, for a claim of no difference in accuracy; otherwise NaN."""
+    is_equivalence = row.sign == "0" and row.measure in ACCURACY
+    return row.interval.p_within(MARGIN) if is_equivalence else np.nan
 
 
 def label(claim: str) -> str:
     """The rule above."""
     if CLAIMS.scale[claim] == "reduced":
-        return REDUCED
+        return UNTESTED
     verdicts = set(family(claim).direction)
     if CLAIMS.scale[claim] == "theory":
         for check in checks(claim):
             verdicts.add(OUTCOMES[check["printed"]])
     if "against" in verdicts:
-        return "does not hold"
+        return REFUTED
     if verdicts == {"for"}:
-        return "holds"
-    return "not decided"
+        return CONFIRMED
+    return UNDECIDED
 
 
 def direction(found: Interval, p: float, sign: str) -> str:
-    """One comparison is for its claim, against it or open."""
+    """One of DIRECTIONS: what a comparison is for its claim."""
     if p >= 0.05:
-        return "open"
+        return UNDECIDED
     if sign == "0":  # a claim of no difference
         return "against"
     is_above = found.mean > 0
@@ -97,36 +135,63 @@ def markdown(head: Sequence, rows: list[Sequence]) -> list[str]:
 
 def claims(script: str) -> list[str]:
     """A line for each claim, and question of ours, with one of its comparisons."""
-    ours = ("ours: difference [95 %], trials", "for, against, open")
     if script == "theory":
-        ours = ("ours",)
+        return theory_claims()
+    head = ("claim", "published", "comparison that speaks most against it", "ours [95 %]", "n")
+    head += ("published effect", "for, against, undecided", "setting", "label")
     rows = []
     for claim, about in of_script(script).iterrows():
-        found = (outcome(claim), tally(claim))
-        if script == "theory":
-            found = (theory_outcome(claim),)
+        found = (*outcome(claim), effects(claim), tally(claim))
         statement = f"{claim} {about.statement}"
         rows.append((statement, about.paper, *found, about.setting, label(claim)))
-    return markdown(("claim", "paper", *ours, "setting", "label"), rows)
+    return markdown(head, rows)
+
+
+def theory_claims() -> list[str]:
+    """A line for each statement of the theory."""
+    rows = []
+    for claim, about in of_script("theory").iterrows():
+        statement = f"{claim} {about.statement}"
+        rows.append((statement, about.paper, theory_outcome(claim), about.setting, label(claim)))
+    return markdown(("claim", "published", "ours", "setting", "label"), rows)
 
 
 def telling(claim: str) -> pd.DataFrame:
-    """One row, or none: the first comparison that decides the label, else the first."""
+    """One row, or none: the comparison that speaks most against the claim."""
     rows = family(claim)
-    wanted = {"does not hold": "against", "not decided": "open"}.get(label(claim))
-    decisive = rows[rows.direction == wanted]
-    if len(decisive):
-        return decisive.head(1)
-    return rows.head(1)
+    support = [supports(row.interval, row.sign) for row in rows.itertuples()]
+    return rows.assign(support=support).sort_values("support", kind="stable").head(1)
 
 
-def outcome(claim: str) -> str:
-    """The comparison that the claim's line shows, or what else was measured."""
+def supports(found: Interval, sign: str) -> float:
+    """How many half-widths of its interval the mean lies in the claimed direction."""
+    widths = found.mean / (found.high - found.mean)
+    if sign == "0":
+        return -abs(widths)
+    return widths if sign == "+" else -widths
+
+
+def outcome(claim: str) -> tuple[str, str, str]:
+    """The comparison that the claim's line shows, its interval and n; or what was measured."""
     for row in telling(claim).itertuples():
-        return words(row)
+        return measured(row), shown(row.interval, row.measure), str(row.interval.n)
     if claim in MEASURED:
         return MEASURED[claim]()
-    return "not reported"
+    return "not yet measured", "", ""
+
+
+def effects(claim: str) -> str:
+    """How the intervals agree with the published effects; how many show no difference."""
+    rows = family(claim)
+    found = collections.Counter(rows.effect)
+    parts = [f"{name}: {found[name]}" for name in EFFECTS if found[name]]
+    if found.total() == 1 and parts:
+        parts = [name for name in EFFECTS if found[name]]
+    of_no_difference = rows.p_within.dropna()
+    if len(of_no_difference):
+        count = (of_no_difference < 0.05).sum()
+        parts.append(f"within {MARGIN:.0f} points: {count} of {len(of_no_difference)}")
+    return "; ".join(parts)
 
 
 def theory_outcome(claim: str) -> str:
@@ -135,7 +200,7 @@ def theory_outcome(claim: str) -> str:
     return "checks: " + ", ".join(f"{number} {name}" for name, number in numbers.items())
 
 
-def agreement() -> str:
+def agreement() -> tuple[str, str, str]:
     """C4: how often Eq. 2 judges rounds alike, FGN on the clients that train, FedFIM on others."""
     table = pd.read_csv(FOLDER / "fedcl_fgn" / "agreement.csv", index_col=["signal", "and"])
     found = []
@@ -143,27 +208,28 @@ def agreement() -> str:
         row = table.loc[f"fgn {reading} same", "fim other"]
         percent = 100 * row
         found.append(f"{reading} {percent['alike']:.0f} (by chance {percent['by chance']:.0f})")
-    return f"% of rounds judged alike, FGN and FedFIM: {', '.join(found)}"
+    return "% of rounds that FGN and FedFIM judge alike", ", ".join(found), "3"
 
 
-def cost() -> str:
-    """C5: FedFIM's seconds, over those of both readings of FGN, from net to net; its memory."""
+def cost() -> tuple[str, str, str]:
+    """C5: FedFIM's seconds over those of both readings of FGN, by model; its memory."""
     table = pd.read_csv(FOLDER / "fedcl_fgn" / "cost.csv", index_col=["what", "pair"])
     found = []
     for reading in ("batch", "per_sample"):
         times = table.loc["FedFIM"].seconds / table.loc[f"FGN {reading}"].seconds
         found.append(f"{reading} {times.min():.3g} to {times.max():.3g}")
     memory = table.loc["FedFIM"].MiB / table.loc["FGN per_sample"].MiB
-    return f"FedFIM / FGN, time: {', '.join(found)}; memory: per_sample {memory.mean():.2f}"
+    shown = f"time: {', '.join(found)}; memory: per_sample {memory.mean():.2f}"
+    return "FedFIM / FGN, least and most of the models", shown, str(len(times))
 
 
-def stability() -> str:
+def stability() -> tuple[str, str, str]:
     """C8: the standard deviation of the accuracy over seeds."""
     found = []
     for name, method in (("FedCL", "fedavg+cl"), ("FedAvg", "fedavg")):
         accuracies = values(f"fedcl_fgn/fmnist-alpha|alpha=0.1|{method}", "last10")
         found.append(f"{name} {accuracies.std(ddof=1):.1f}")
-    return f"std of the accuracy over {len(accuracies)} seeds: {', '.join(found)}"
+    return "std of the accuracy over seeds", ", ".join(found), str(len(accuracies))
 
 
 MEASURED = {"C4": agreement, "C5": cost, "C8": stability}  # the first two by tests/bench_fim.py
@@ -174,7 +240,7 @@ def tally(claim: str) -> str:
     found = collections.Counter(family(claim).direction)
     if not found:
         return ""
-    return ", ".join(str(found[name]) for name in ("for", "against", "open"))
+    return ", ".join(str(found[name]) for name in DIRECTIONS)
 
 
 def differences() -> str:
@@ -185,21 +251,19 @@ def differences() -> str:
             found = row.interval
             numbers = [found.mean, found.low, found.high, row.p]
             digits = [f"{number:.4g}" for number in numbers]
-            claimed = [row.sign, row.paper]
-            rows.append((about.script, claim, row.what, row.measure, *digits, found.n, *claimed))
+            claimed = [row.sign, row.direction, row.paper, row.effect]
+            within = "" if np.isnan(row.p_within) else f"{row.p_within:.4g}"
+            rows.append((about.script, claim, row.what, row.measure, *digits, found.n))
+            rows[-1] += (*claimed, within)
     columns = ["script", "claim", "difference", "measure", "mean", "low", "high", "p_holm"]
-    columns += ["trials", "claimed_sign", "paper"]
+    columns += ["trials", "claimed_sign", "direction", "paper", "published_effect"]
+    columns += ["p_within_2_points"]
     return pd.DataFrame(rows, columns=columns).to_csv(index=False)
 
 
 def of_script(script: str) -> pd.DataFrame:
     """Its claims; 'theory' is one."""
     return CLAIMS[CLAIMS.script == script]
-
-
-def words(row) -> str:
-    """What was compared, the interval, the trials."""
-    return f"{measured(row)} {shown(row.interval, row.measure)}, {row.interval.n}"
 
 
 def measured(row) -> str:
@@ -209,16 +273,30 @@ def measured(row) -> str:
 
 
 def shown(found: Interval, measure: str) -> str:
-    """'+4.1 [2.7, 5.6]', with the digits that fit the measure."""
-    return found.text(DIGITS.get(measure, 1))
+    """'+4.1 [2.7, 5.6]', with the digits that fit the measure and the interval."""
+    digits = 2 if found.high - found.low < 0.1 else 1
+    return found.text(DIGITS.get(measure, digits))
+
+
+def accuracies(script: str) -> list[str]:
+    """published.csv: accuracies of methods, ours and published, in %."""
+    head = ("setting", "method", "ours", "n", "published", "where")
+    rows = []
+    for about in PUBLISHED[PUBLISHED.script == script].itertuples():
+        found = values(about.ours, about.measure)
+        ours = f"{found.mean():.1f} ± {found.std(ddof=1):.1f}"
+        published = about.published
+        if about.std:
+            published = f"{published} ± {about.std}"
+        rows.append((about.setting, about.method, ours, len(found), published, about.where))
+    return markdown(head, rows)
 
 
 def labels(_: str) -> list[str]:
     """Which of the papers' claims got which label, a line a script and one for the theory."""
-    names = ("holds", "does not hold", "not decided", REDUCED)
     rows = []
     for script in CLAIMS.script.unique():
-        found = {name: [] for name in names}
+        found = {name: [] for name in LABELS}
         about = of_script(script)
         for claim in about.index[about.scale != "own"]:
             found[label(claim)].append(claim)
@@ -226,7 +304,7 @@ def labels(_: str) -> list[str]:
         if script == "theory":
             page = "../theory/README.md"
         rows.append((f"[{script}]({page})", *map(", ".join, found.values())))
-    return markdown(("", *names), rows)
+    return markdown(("page", *LABELS), rows)
 
 
 def counts(_: str) -> list[str]:
@@ -238,13 +316,18 @@ def counts(_: str) -> list[str]:
 
 
 def statements(_: str) -> list[str]:
-    """theory/figures/check.json: each statement's verdicts and worst ratios bound / measured."""
+    """theory/figures/check.json: each statement's verdicts and worst ratios bound / measured.
+
+    A remark of more than 20 words stays in that file.
+    """
     head = ("statement", "as printed", "bound / measured", "corrected", "bound / measured")
     head += ("sharp: bound / measured", "remark")
     fields = ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio")
     fields += ("sharp_ratio", "note")
     rows = []
     for line in json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_text()):
+        if len((line["note"] or "").split()) > 20:
+            line["note"] = "see figures/check.json"
         rows.append(tuple(cell(line[field]) for field in fields))
     return ["", *markdown(head, rows)]
 
@@ -252,29 +335,31 @@ def statements(_: str) -> list[str]:
 def doubling(_: str) -> list[str]:
     """clock.md (a)."""
     times = "seconds to FedAvg's accuracy, FedCL / FedAvg: geometric mean [95 %]"
-    head = ("data", "spread", times, "trials in which FedCL came there")
+    head = ("data", "spread", times, "n", "trials in which FedCL reached it")
     rows = []
     for data, spread, ratio, came in clock_answers.doubling():
-        rows.append((data, spread, ratio.text().removeprefix("+"), came))
+        rows.append((data, spread, ratio.text().removeprefix("+"), ratio.n, came))
     return markdown(head, rows)
 
 
 def phases(_: str) -> list[str]:
     """clock.md (b)."""
     head = ("data", "spread", "method", "time spent waiting")
-    head += ("waiting: method − no freezing, points", "accuracy: method − no freezing, points")
+    head += ("waiting: method − no freezing, points", "accuracy: method − no freezing, points", "n")
     rows = []
     for data, spread, method, waited, waiting, accuracy in clock_answers.phases():
-        rows.append((data, spread, method, f"{waited:.0f} %", waiting.text(), accuracy.text()))
+        found = (waiting.text(), accuracy.text(), accuracy.n)
+        rows.append((data, spread, method, f"{waited:.0f} %", *found))
     return markdown(head, rows)
 
 
 def draws(_: str) -> list[str]:
     """clock.md (c)."""
-    head = ("data", "spread", "other arm", "accuracy at equal time: by size − other arm [95 %]")
+    lead = "accuracy at equal time: by size − other method [95 %]"
+    head = ("data", "spread", "other method", lead, "n")
     rows = []
-    for data, spread, other, lead in clock_answers.draws():
-        rows.append((data, spread, other, lead.text()))
+    for data, spread, other, found in clock_answers.draws():
+        rows.append((data, spread, other, found.text(), found.n))
     return markdown(head, rows)
 
 
@@ -289,6 +374,7 @@ def cell(value) -> str:
 
 WRITERS = {
     "claims": claims,
+    "accuracies": accuracies,
     "labels": labels,
     "counts": counts,
     "statements": statements,
@@ -300,7 +386,7 @@ MARK = re.compile(rf"(<!-- ({'|'.join(WRITERS)})(?:: (\w+))? -->\n)(.*?)(<!-- en
 
 
 def write(text: str) -> str:
-    """A page with its tables written anew."""
+    """A page with its tables written again."""
 
     def table(match: re.Match) -> str:
         begin, kind, script, _, end = match.groups()
