@@ -1,0 +1,164 @@
+"""plain/: each program and the script of the same name give the same numbers, in float64.
+
+The two share no line. So each is the other's oracle: a rule that only one of them changes is seen.
+"""
+
+import ast
+import csv
+import importlib
+import importlib.util
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils import parameters_to_vector
+
+from experiment import report
+
+ROOT = Path(__file__).resolve().parent.parent
+ORDERS = ["curriculum", "anti", "random", "vanilla"]
+
+# A list: one of these words. A pair: a number between these two. SGD with large steps is chaotic,
+# and turns rounding errors of 1e-16 into differences that are seen, so lr and momentum are small.
+COMMON = {
+    "alpha": (0.05, 2.0),
+    "clients": (24, 60),
+    "clients_per_round": (2, 5),
+    "min_size": (1, 4),
+    "rounds": (3, 4),
+    "batch_size": (8, 16),
+    "lr": (0.005, 0.02),
+    "seed": (0, 10**6),
+}
+SGD = {"epochs": (1, 2), "momentum": (0.0, 0.7), "weight_decay": (0.0, 0.01)}
+PACING = {"pacing_a": (0.0, 1.2), "pacing_b": (0.0, 1.0)}
+OPTIONS = {
+    "fedcl_fgn": COMMON
+    | SGD
+    | {"method": ["cl", "base"], "delta": (0.0, 0.3), "lr_decay": (0.8, 1.0)},
+    "fedavg_curriculum": COMMON
+    | SGD
+    | PACING
+    | {"order": ORDERS, "pacing": ["linear", "quadratic", "root", "step", "exponential"]},
+    "client_curriculum": COMMON
+    | SGD
+    | PACING
+    | {
+        "client_order": ORDERS,
+        "data_order": ORDERS,
+        "score": ["G", "E"],
+        "f_ord": (0.0, 1.0),
+        "expert_epochs": (1, 1),
+        "client_a": (0.0, 1.2),
+        "client_b": (0.0, 1.0),
+    },
+}
+SETTINGS = 8
+REPEATED = {  # functions that several programs repeat
+    "evaluate": OPTIONS,
+    "stream": OPTIONS,
+    "load_data": OPTIONS,
+    "partition": OPTIONS,
+    "parse_options": OPTIONS,
+    "make_model": OPTIONS.keys() - {"fedcl_gmm_sync"},  # which has FedGen's model
+    "server_update": ["fedavg_curriculum", "client_curriculum"],
+    "sample_losses": ["fedavg_curriculum", "client_curriculum"],
+    "sort": ["fedavg_curriculum", "client_curriculum"],
+}
+
+
+def load(name: str):
+    """plain/NAME.py as a module: a script has the same name."""
+    path = ROOT / "plain" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"plain_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def random_settings(name: str) -> list[list[str]]:
+    """Command lines with random values. Together they use each word equally often."""
+    rng = np.random.default_rng(sum(name.encode()))
+    lines = [[] for _ in range(SETTINGS)]
+    for option, allowed in OPTIONS[name].items():
+        if isinstance(allowed, list):
+            values = rng.permutation(np.resize(allowed, SETTINGS))
+        elif isinstance(allowed[0], int):
+            values = rng.integers(*allowed, SETTINGS, endpoint=True)
+        else:
+            values = rng.uniform(*allowed, SETTINGS).round(3)
+        for line, value in zip(lines, values, strict=True):
+            line += ["--" + option.replace("_", "-"), str(value)]
+    return lines
+
+
+def run_script(name: str, words: list[str], trial: int, folder: Path) -> tuple:
+    """The trial's rows of metrics.csv, and the last weights."""
+    words = [*words, "--dtype", "float64", "--trials", str(trial + 1), "--jobs", "1"]
+    importlib.import_module(name).main([*words, "--out", str(folder)])
+    with open(folder / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["trial"] == str(trial)]
+    for path in (folder / "checkpoints").glob(f"*-trial{trial}.pt"):
+        content = torch.load(path, weights_only=True)["content"]
+        if isinstance(content, dict):  # not an expert
+            return rows, content["state"]["theta"]
+    raise LookupError(f"no checkpoint in {folder}")
+
+
+@pytest.mark.parametrize("number", range(SETTINGS))
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_program_gives_the_numbers_of_its_script(name, number, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "plot", lambda *args, **options: None)  # no figures
+    words = random_settings(name)[number]
+    trial = int(number == 1)
+    wanted_rows, wanted_theta = run_script(name, words, trial, tmp_path / "out")
+
+    plain = load(name)
+    config = plain.parse_options([*words, "--trial", str(trial)])
+    model = plain.make_model(plain.stream(config, "init"))
+    for row, wanted in zip(plain.federate(config, model), wanted_rows, strict=True):
+        wanted = {column: float(wanted[column]) for column in row}
+        assert row == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+    theta = parameters_to_vector(model.parameters()).detach()
+    wanted_theta = wanted_theta[: len(theta)]  # statistics of batch norm come after them
+    torch.testing.assert_close(theta, wanted_theta, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_and_defaults_are_those_of_the_script(name):
+    """Where the script compares several values, the program has the first one."""
+    config = vars(load(name).parse_options([]))
+    fields = importlib.import_module(name).Config.__dataclass_fields__
+    del config["trial"]
+    for option, default in config.items():
+        wanted = fields[option].default
+        assert default == (wanted[0] if isinstance(wanted, tuple) else wanted)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_program_needs_no_other_file_of_ours(name):
+    tree = ast.parse((ROOT / "plain" / f"{name}.py").read_text())
+    needed = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            needed |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            needed.add(node.module.split(".")[0])
+    ours = {path.stem for path in ROOT.iterdir()}
+    assert "torch" in needed
+    assert not needed & ours
+
+
+@pytest.mark.parametrize("function", REPEATED)
+def test_a_repeated_function_is_the_same_in_all_programs(function):
+    sources = {inspect.getsource(getattr(load(name), function)) for name in REPEATED[function]}
+    assert len(sources) == 1
+
+
+def test_impossible_clients_are_refused_in_one_line(capsys):
+    with pytest.raises(SystemExit) as refused:
+        load("fedcl_fgn").parse_options(["--clients", "1438"])
+    assert refused.value.code == 2
+    assert "--clients: choose" in capsys.readouterr().err
