@@ -114,7 +114,7 @@ class Config(experiment.Config):
     distill: float = flag(0.1, "weight of FedDistill's term (0: none)", low=0, when=is_distilling)
 
     def __post_init__(self):
-        """FedProx is a base of common.py, and so is FedDistill, whose clients keep their nets."""
+        """FedProx is a base of bases.py, and so is FedDistill, whose clients keep their nets."""
         bases = {"fedprox": "fedprox", "feddistill": "solo"}
         self.base = bases.get(self.method, "fedavg")
 

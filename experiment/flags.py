@@ -11,6 +11,7 @@ import shlex
 import torch
 
 import common
+from bases import BASES
 from data import DATASETS, PARTITIONS, Data, UsageError
 from nets import NETS
 
@@ -66,7 +67,7 @@ class Config:
     clients: int = dealing(100, "M, all clients", low=1, high=10**7)
     clients_per_round: int = flag(10, "clients selected in a round", low=1, high=10**6)
     rounds: int = length(100, "communication rounds", low=1, high=10**6)
-    base: str = flag("fedavg", "client correction and server rule", choices=common.BASES)
+    base: str = flag("fedavg", "client correction and server rule", choices=BASES)
     mu: float = flag(-1.0, "of fedprox and moon (below 0: the base's default)", low=-1)
     server_lr: float = flag(0.0, "of scaffold and fedadagrad, -adam, -yogi (0: the default)", low=0)
     # local training
@@ -111,7 +112,7 @@ class Config:
         for name in self.__dataclass_fields__:
             about = about_flag(type(self), name)
             is_read = about["when"] is None or about["when"](self)
-            if about["role"] in roles and is_read and name not in common.BASES[self.base].unread:
+            if about["role"] in roles and is_read and name not in BASES[self.base].unread:
                 values[name] = getattr(self, name)
         return values
 

@@ -1,13 +1,15 @@
-"""What the tests compare with: random data, and the nets once more as ordinary torch modules."""
+"""What the tests compare with: random data, federations, and the nets as ordinary torch modules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import common
 from data import Data
 from nets import Model, build_model
 
@@ -42,6 +44,48 @@ def normalise(data: Data, x: Tensor) -> Tensor:
         return x
     images = (x.double().numpy() - data.mean.numpy()) / data.std.numpy()
     return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+
+
+# ------------------------------------------------------------------------------------ federations
+
+
+def make_config(**changes) -> SimpleNamespace:
+    """What a federation reads of the flags."""
+    flags = {
+        "dataset": "digits",
+        "model": "lenet5",
+        "norm": "batch",
+        "width": 0,
+        "dtype": "float64",
+        "chunk": 0,
+        "partition": "iid",
+        "alpha": 0.5,
+        "classes_per_client": 2,
+        "min_size": 1,
+        "parts": 0,
+        "clients": 5,
+        "batch_size": 3,
+        "lr": 0.05,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "base": "fedavg",
+        "mu": -1.0,
+        "server_lr": 0.0,
+        "per_client": False,
+        "hold_out": 0.0,
+        "device_spread": 0.0,
+    }
+    return SimpleNamespace(**(flags | changes))
+
+
+def make_federation(data=None, seed=1, trial=0, **flags) -> common.Federation:
+    streams = common.Streams(seed, trial)
+    return common.Federation(make_config(**flags), data or random_images(), streams)
+
+
+def first_batches(fl, clients) -> list[np.ndarray]:
+    """A batch of each client's first three samples."""
+    return [fl.shards[m][None, :3] for m in clients]
 
 
 # ------------------------------------------------------------------------------------------- nets

@@ -24,6 +24,7 @@ import pandas as pd
 import pytest
 import torch
 
+import bases
 import common
 import data
 import experiment
@@ -325,7 +326,7 @@ def test_help_shows_defaults_and_fits(capsys, monkeypatch):
         main(["--help"])
     text = capsys.readouterr().out
     assert stop.value.code == 0 and max(map(len, text.splitlines())) <= 100
-    assert "--base" in text and all(base in text for base in common.BASES)
+    assert "--base" in text and all(base in text for base in bases.BASES)
     assert "(default: 0.01)" in text and "--method" in text and "two" not in text.partition("\n")[0]
 
 

@@ -32,6 +32,7 @@ from algorithm_1 import (
     write_data,
 )
 
+import bases
 import common
 import experiment
 import fedavg_curriculum as script
@@ -741,7 +742,7 @@ def test_killed_and_resumed(reference, tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("base", common.BASES)
+@pytest.mark.parametrize("base", bases.BASES)
 def test_every_base_resumes_to_the_same_bits(base, data_file, tmp_path, monkeypatch):
     """Ctrl-C in the training of round 4 of 5; what bases and scores remember must survive."""
     flags = [*QUICK, "--rounds", "5", "--base", base, "--score", "LG", "--order", "anti"]

@@ -524,7 +524,7 @@ def test_a_batch_of_one_that_a_net_cannot_learn_from_is_refused_before_training(
     theta = model.init(0)
     whole = np.array([[0, 1], [2, 3]])
     update = train(model, theta, data, np.array([4]), [whole], Local(0.1))
-    assert update.thetas.isfinite().all()
+    assert update.gather_thetas().isfinite().all()
     message = "^--model [^\n]*mine.py:Net: [^\n]*batch of one [^\n]*more than 1 value[^\n]*client 7"
     batches = [whole, np.array([[0, 1], [2, -1]])]
     with pytest.raises(UsageError, match=message):
@@ -590,8 +590,8 @@ def test_a_net_whose_buffers_change_in_place_trains(kind, tmp_path):
     batches = [np.arange(8).reshape(4, 2)]
     update = train(model, model.init(0), data, np.array([0]), batches, Local(0.1))
     if kind == "in place":
-        assert update.thetas[0, -1].item() == pytest.approx(1 - 0.9**4)
-    assert update.thetas.isfinite().all()
+        assert update.gather_thetas()[0, -1].item() == pytest.approx(1 - 0.9**4)
+    assert update.gather_thetas().isfinite().all()
 
 
 WRONG = {
@@ -686,7 +686,7 @@ def test_a_net_of_ones_own_takes_tables_and_series_as_they_are(shape, tmp_path):
         sgd.zero_grad()
         F.cross_entropy(twin(x[batch]), data.y_train[batch]).backward()
         sgd.step()
-    assert torch.allclose(update.thetas[0], flatten(twin), rtol=0, atol=1e-10)
+    assert torch.allclose(update.gather_thetas()[0], flatten(twin), rtol=0, atol=1e-10)
 
 
 def test_client_aware_layers_train_on_tables_stacked_and_refuse_series(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import reliability
 from reliability import ARMS, SCRIPTS, errors_of, outcome, run_line, same, short_run
 
-import common
+import bases
 import data
 import training
 from experiment import report
@@ -178,7 +178,7 @@ def test_one_class_and_one_sample_are_handled_or_refused(name, tiny):
 
 def test_scripts_do_not_touch_what_they_share(tiny):
     """The bases' table and the memory of loaded data are as before."""
-    bases = dict(common.BASES)
+    before = dict(bases.BASES)
     trained("fedcl_fgn", "--out=r")
-    assert bases == common.BASES
+    assert before == bases.BASES
     assert Path("r/metrics.csv").exists()

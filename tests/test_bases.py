@@ -1,0 +1,497 @@
+"""bases.py against float64 NumPy, closed forms and loops over ordinary torch layers."""
+
+import dataclasses
+import math
+import pickle
+
+import numpy as np
+import ordinary
+import pytest
+import torch
+from ordinary import fill, first_batches, make_config, make_federation, normalise
+from torch import nn
+
+import bases
+import common
+import training
+from data import Data, UsageError, epochs_of_batches
+from nets import Model, build_model
+from training import Local
+
+DOUBLE = torch.float64
+DECAYING = 0.05 * (1 + 0.3 * np.arange(9)) ** -0.75
+
+
+# ---------------------------------------------------------------------- bases against NumPy
+
+
+class Point(nn.Module):
+    """w (K, n) itself: the net of a quadratic."""
+
+    def __init__(self, n=5):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(n))
+
+    def features(self, x):
+        return self.w.unsqueeze(1)
+
+    def head(self, z):
+        return z
+
+
+POINTS = Model(Point, dtype=DOUBLE)
+NOTHING = Data(*(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)) * 2, 2)
+
+
+def quadratic(out):
+    """1/2 (w - a)' H (w - a) + b_t' w of each client."""
+    away = out.net.w - out.extra["a"]
+    curved = torch.einsum("ki,kij,kj->k", away, out.extra["H"], away) / 2
+    return curved + (out.net.w * out.extra["b"]).sum(1)
+
+
+class Problem:
+    """M quadratics, who takes part in each round, local steps, sizes and gradient noise."""
+
+    def __init__(self, M=6, rounds=5, per_round=3, n=5, seed=0, steps=None, size=None):
+        rng = np.random.default_rng(seed)
+        root = rng.normal(size=(M, n, n))
+        self.M = M
+        self.n = n
+        self.H = root @ root.transpose(0, 2, 1) / n + 0.3 * np.eye(n)
+        self.a = rng.normal(size=(M, n))
+        self.w_0 = rng.normal(size=n)
+        self.sizes = rng.integers(5, 50, M) if size is None else np.full(M, size)
+        self.steps = rng.integers(1, 7, M) if steps is None else np.full(M, steps)
+        self.noise = []
+        for _ in range(rounds):
+            self.noise.append([0.1 * rng.normal(size=(T, n)) for T in self.steps])
+        self.picks = []
+        for _ in range(rounds):
+            self.picks.append(np.sort(rng.choice(M, per_round, replace=False)))
+
+
+def run_base(name, problem, lr, momentum=0.0, weight_decay=0.0, mu=-1.0, server_lr=0.0) -> tuple:
+    """theta after every round (for solo, all clients') and the memory, by `train` and the base."""
+    config = make_config(base=name, mu=mu, server_lr=server_lr, clients=problem.M)
+    base = bases.BASES[name](config, POINTS)
+    theta = torch.from_numpy(problem.w_0)
+    everyone = np.arange(problem.M)
+    memory = {}
+    path = []
+    for clients, noise in zip(problem.picks, problem.noise, strict=True):
+        local = Local(
+            lr,
+            momentum,
+            weight_decay,
+            loss=quadratic,
+            per_client={
+                "H": torch.from_numpy(problem.H[clients]),
+                "a": torch.from_numpy(problem.a[clients]),
+            },
+            per_step={"b": [noise[m] for m in clients]},
+        )
+        local = base.prepare(local, theta, clients, memory)
+        theta_0 = base.received(theta, clients, memory)
+        batches = [np.zeros((problem.steps[m], 1), int) for m in clients]
+        update = training.train(POINTS, theta_0, NOTHING, clients, batches, local)
+        p = problem.sizes[clients] / problem.sizes[clients].sum()
+        theta = base.aggregate(theta, update, p, memory)
+        path.append(base.received(theta, everyone, memory).numpy().copy())
+    return np.array(path), memory
+
+
+def local_steps(problem, m, noise, w, eta, rho, decay, extra):
+    """Heavy-ball SGD of client m; `extra`(w) is what the base adds to the gradient."""
+    w = w.copy()
+    v = 0
+    for step in range(problem.steps[m]):
+        g = problem.H[m] @ (w - problem.a[m]) + noise[m][step] + decay * w + extra(w)
+        v = rho * v + g
+        w = w - eta[step] * v
+    return w
+
+
+def accumulated(eta, rho, T):
+    """||a||_1 = sum_j sum_{k >= j} (eta_k / eta_0) rho^{k-j} of FedNova."""
+    total = 0.0
+    for j in range(T):
+        for k in range(j, T):
+            total += eta[k] / eta[0] * rho ** (k - j)
+    return total
+
+
+def cosine(w, u):
+    """cos(w, u) and its gradient in w."""
+    norm = np.linalg.norm(w) * np.linalg.norm(u)
+    similarity = w @ u / norm
+    return similarity, u / norm - similarity * w / (w @ w)
+
+
+def contrast_gradient(w, w_0, previous, mu, temperature=0.5):
+    near, to_global = cosine(w, w_0)
+    far, to_previous = cosine(w, previous)
+    wrong = 1 / (1 + np.exp((near - far) / temperature))  # softmax weight of the negative pair
+    return mu * wrong * (to_previous - to_global) / temperature
+
+
+def run_numpy(name, problem, eta, rho=0.0, decay=0.0, mu=0.0, server_lr=1.0) -> tuple:
+    """The ten bases, literally: theta after every round, and what is remembered."""
+    P = problem
+    w_0 = P.w_0.copy()
+    c = np.zeros(P.n)
+    c_k = np.zeros((P.M, P.n))
+    delta = np.zeros((P.M, P.n))
+    moment = np.zeros(P.n)
+    v = np.full(P.n, 1e-6)
+    previous = {}
+    nets = {}
+    path = []
+
+    def extra(m, w):
+        """What the base adds to the gradient of client m."""
+        if name == "fedprox":
+            return mu * (w - w_0)
+        if name == "scaffold":
+            return c - c_k[m]
+        if name == "vrlsgd":
+            return -delta[m]
+        if name == "moon" and m in previous:
+            return contrast_gradient(w, w_0, previous[m], mu)
+        return 0
+
+    for S, noise in zip(P.picks, P.noise, strict=True):
+        p = P.sizes[S] / P.sizes[S].sum()
+        ends = []
+        for m in S:
+
+            def extra_of_client(w, m=m):
+                return extra(m, w)
+
+            begin = nets.get(m, w_0)
+            ends.append(local_steps(P, m, noise, begin, eta, rho, decay, extra_of_client))
+        w = np.array(ends)
+        length = np.array([accumulated(eta, rho, P.steps[m]) for m in S])
+        mean = p @ w
+        if name == "scaffold":
+            new = c_k[S] - c + (w_0 - w) / (eta[0] * length)[:, None]
+            c = c + len(S) / P.M * (new - c_k[S]).mean(0)
+            c_k[S] = new
+            w_0 = w_0 + server_lr * (w - w_0).mean(0)
+        elif name == "fednova":
+            w_0 = w_0 - (p @ length) * (p @ ((w_0 - w) / length[:, None]))
+        elif name == "vrlsgd":
+            delta[S] += (mean - w) / (eta[0] * length)[:, None]
+            w_0 = mean
+        elif name in ("fedadagrad", "fedadam", "fedyogi"):
+            d = mean - w_0
+            b1 = 0.0 if name == "fedadagrad" else 0.9
+            moment = b1 * moment + (1 - b1) * d
+            if name == "fedadagrad":
+                v = v + d**2
+            elif name == "fedadam":
+                v = 0.99 * v + 0.01 * d**2
+            else:
+                v = v - 0.01 * d**2 * np.sign(v - d**2)
+            w_0 = w_0 + server_lr * moment / (np.sqrt(v) + 1e-3)
+        elif name == "solo":
+            nets.update(zip(S, w, strict=True))
+        else:
+            previous.update(zip(S, w, strict=True))
+            w_0 = mean
+        if name == "solo":
+            path.append(np.array([nets.get(m, w_0) for m in range(P.M)]))
+        else:
+            path.append(w_0.copy())
+    return np.array(path), {"c": c, "c_k": c_k, "delta": delta, "m": moment, "v": v}
+
+
+REMEMBERED = {
+    "scaffold": ("c", "c_k"),
+    "vrlsgd": ("delta",),
+    "fedadam": ("m", "v"),
+    "fedyogi": ("m", "v"),
+    "fedadagrad": ("m", "v"),
+}
+BY_CLIENT = {"scaffold": "c_k", "vrlsgd": "delta", "moon": "previous", "solo": "nets"}
+SERVER_LR = {"scaffold": 0.8, "fedadagrad": 0.05, "fedadam": 0.05, "fedyogi": 0.05}
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+@pytest.mark.parametrize("name", bases.BASES)
+def test_base_equals_numpy(name, rho):
+    """Five rounds, three of six clients, unequal sizes and steps, lr schedule, weight decay."""
+    problem = Problem(seed=len(name))
+    eta = 0.1 * (1 + 0.5 * np.arange(6)) ** -0.75
+    mu = 0.7 if name in ("fedprox", "moon") else -1.0
+    server_lr = SERVER_LR.get(name, 0.0)
+    path, memory = run_base(name, problem, eta, rho, 0.01, mu, server_lr)
+    expected, remembered = run_numpy(name, problem, eta, rho, 0.01, mu, server_lr)
+    assert np.abs(path - expected).max() < 1e-10
+    assert np.abs(np.diff(expected, axis=0)).max() > 1e-3
+    for what in REMEMBERED.get(name, ()):
+        if what in BY_CLIENT.values():
+            for m, row in memory[what].items():
+                assert np.abs(row.numpy() - remembered[what][m]).max() < 1e-10
+        else:
+            assert np.abs(memory[what].numpy() - remembered[what]).max() < 1e-10
+    if name in BY_CLIENT:  # by client id, never by place
+        assert set(memory[BY_CLIENT[name]]) == {m for clients in problem.picks for m in clients}
+
+
+def test_default_constants_of_the_bases():
+    made = {}
+    for name, base in bases.BASES.items():
+        made[name] = base(make_config(base=name), POINTS)
+    assert made["fedprox"].mu == 0.001
+    assert made["moon"].mu == 5.0
+    assert made["moon"].temperature == 0.5
+    for name in ("fedadam", "fedyogi"):
+        assert (made[name].b1, made[name].b2, made[name].tau) == (0.9, 0.99, 1e-3)
+    for name, base in made.items():
+        is_adaptive = name in ("fedadam", "fedadagrad", "fedyogi")
+        assert base.server_lr == (0.01 if is_adaptive else 1)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+def test_limits_of_the_bases(rho):
+    """mu = 0, equal steps, the first round: each is FedAvg; and is not, one step further."""
+    problem = Problem(seed=1)
+    fedavg = run_base("fedavg", problem, 0.1, rho)[0]
+    for name in ("fedprox", "moon"):
+        assert np.array_equal(run_base(name, problem, 0.1, rho, mu=0.0)[0], fedavg)
+    assert np.abs(run_base("fednova", problem, 0.1, rho)[0] - fedavg).max() > 1e-3
+    equal = Problem(seed=2, steps=4)
+    difference = run_base("fednova", equal, 0.1, rho)[0] - run_base("fedavg", equal, 0.1, rho)[0]
+    assert np.abs(difference).max() < 1e-12
+    same_sizes = Problem(seed=3, size=7)  # SCAFFOLD's server takes the plain mean
+    fedavg = run_base("fedavg", same_sizes, 0.1, rho)[0]
+    for name in ("scaffold", "vrlsgd", "moon"):
+        path = run_base(name, same_sizes, 0.1, rho)[0]
+        assert np.abs(path[0] - fedavg[0]).max() < 1e-14
+        assert np.abs(path[-1] - fedavg[-1]).max() > 1e-4
+
+
+def test_scaffolds_variate_is_the_mean_of_the_clients():
+    """c = mean over all M clients of c_k, under any participation."""
+    _, memory = run_base("scaffold", Problem(seed=4), 0.1)
+    total = torch.stack([*memory["c_k"].values()]).sum(0)
+    assert torch.allclose(memory["c"], total / 6, rtol=0, atol=1e-13)
+
+
+def test_corrections_find_the_common_optimum_where_fedavg_drifts():
+    """The fixed point of many local steps is the minimiser of the mean objective."""
+    problem = Problem(seed=8, rounds=90, per_round=6, steps=5, size=1)
+    problem.noise = [[np.zeros((5, 5))] * 6] * 90
+    weighted = np.einsum("mij,mj->i", problem.H, problem.a)
+    best = np.linalg.solve(problem.H.sum(0), weighted)
+    distance = {}
+    for name in ("fedavg", "scaffold", "vrlsgd"):
+        path, _ = run_base(name, problem, 0.08)
+        distance[name] = np.abs(path[-1] - best).max()
+    assert distance["scaffold"] < 1e-6
+    assert distance["vrlsgd"] < 1e-6
+    assert distance["fedavg"] > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in bases.BASES if name != "solo"])
+def test_batch_norm_statistics_are_averaged_whatever_the_server(name):
+    data, model, _ = ordinary.prepare("fedgen-cnn")
+    theta = model.init(0)
+    d = model.trainable
+    clients = np.array([0, 1])
+    batches = ordinary.draw_schedules(data, (8, 12), 4)
+    base = bases.BASES[name](make_config(base=name), model)
+    local = base.prepare(Local(0.05), theta, clients, {})
+    update = training.train(model, theta, data, clients, batches, local)
+    new = base.aggregate(theta, update, np.array([0.4, 0.6]), {})
+    expected = 0.4 * update.gather_thetas()[0, d:] + 0.6 * update.gather_thetas()[1, d:]
+    assert torch.allclose(new[d:], expected, rtol=0, atol=1e-12)
+    assert not torch.allclose(new[d:], theta[d:])
+
+
+def test_moon_with_previous_equal_to_global_costs_log_two_and_pulls_nowhere():
+    data = ordinary.random_images()
+    model = build_model("lenet5", data, dtype=DOUBLE, projection=True)
+    batches = ordinary.draw_schedules(data, (7, 4), 3)
+    base = bases.Moon(make_config(base="moon", mu=2.0), model)
+    theta = model.init(0)
+    before = theta.clone()
+    clients = np.array([0, 1])
+    for memory, cost in (({}, 0), ({"previous": {0: before.clone(), 1: before.clone()}}, 1)):
+        terms = []
+
+        def contrast(out, terms=terms):
+            terms.append(base.contrast(out))
+            return terms[-1]
+
+        local = base.prepare(Local(0.05), theta, clients, memory)
+        local = dataclasses.replace(local, penalty=contrast)
+        update = training.train(model, theta, data, clients, batches, local)
+        for term in terms:
+            assert term.tolist() == pytest.approx([2 * math.log(2) * cost] * len(term), abs=1e-12)
+        for k, rows in enumerate(batches):
+            plain = training.train_one_client(model, theta, data, rows, Local(0.05))
+            assert (update.gather_thetas()[k] - plain).abs().max() < 1e-10
+    assert torch.equal(theta, before)
+    assert torch.equal(memory["previous"][0], before)  # frozen nets do not move
+    with pytest.raises(UsageError, match="lstm"):
+        build_model("lstm", ordinary.random_text(), projection=True)
+
+
+# ---------------------------------------------------------------- bases in a federation's rounds
+
+
+def contrast_by_hand(net, x, global_net, previous_net, mu):
+    """MOON's term of a client, by torch's own layers."""
+    z = net.z(x)
+    near = torch.exp(torch.cosine_similarity(z, global_net.z(x).detach()) / 0.5)
+    far = torch.exp(torch.cosine_similarity(z, previous_net.z(x).detach()) / 0.5)
+    return mu * -torch.log(near / (near + far)).mean()
+
+
+def train_by_hand(net, data, theta_0, batches, momentum, decay, proximal, correction, term):
+    """theta (P,) of a client by torch's own SGD; the base's terms are added to its gradients."""
+    fill(net, theta_0)
+    parameters = list(net.parameters())
+    begin = [parameter.detach().clone() for parameter in parameters]
+    sizes = [parameter.numel() for parameter in parameters]
+    added = correction.split(sizes)
+    sgd = torch.optim.SGD(parameters, lr=1.0, momentum=momentum, weight_decay=decay)
+    for step, batch in enumerate(batches):
+        samples = batch[batch >= 0]
+        x = normalise(data, data.x_train[samples])
+        loss = torch.nn.functional.cross_entropy(net(x), data.y_train[samples]) + term(x)
+        sgd.zero_grad()
+        loss.backward()
+        for parameter, w_0, c in zip(parameters, begin, added, strict=True):
+            parameter.grad += proximal * (parameter.detach() - w_0) + c.view(parameter.shape)
+        sgd.param_groups[0]["lr"] = float(DECAYING[step])
+        sgd.step()
+    return ordinary.flatten(net)
+
+
+@pytest.mark.parametrize("name", bases.BASES)
+def test_every_base_trains_as_both_loops(name):
+    """Three rounds of three of five clients: `train_one_client`, and torch's own layers and SGD."""
+    data = ordinary.random_images()
+    mu = 0.7 if name in ("fedprox", "moon") else -1
+    config = make_config(base=name, mu=mu, momentum=0.5, weight_decay=0.01)
+    fl = common.Federation(config, data, common.Streams(3))
+    state = fl.start()
+    net_class = ordinary.MoonNet if name == "moon" else ordinary.lenet
+    previous = {}
+    for t in range(3):
+        clients = fl.select(t, 3)
+        batches = []
+        for m in clients:
+            rng = fl.streams("batches", t, m)
+            batches.append(epochs_of_batches(fl.shards[m], 1, 5, rng))
+        theta = state["theta"]
+        theta_0 = fl.received(state, clients).expand(3, -1).clone()
+        local = Local(DECAYING, 0.5, 0.01)
+        local = fl.base.prepare(local, theta, clients, state["base"])
+        update = fl.train(state, t, clients, batches, lr=DECAYING)
+        assert update.clients.tolist() == clients.tolist()
+        for k, m in enumerate(clients):
+            rows = batches[k]
+            looped = training.train_one_client(fl.model, theta_0[k], data, rows, local, k)
+            assert (update.gather_thetas()[k] - looped).abs().max() < 1e-10
+            net = net_class(1, 16, 4)
+
+            def term(x, m=int(m), net=net, theta=theta, previous=previous):
+                if name != "moon" or m not in previous:
+                    return 0
+                global_net = fill(net_class(1, 16, 4), theta)
+                previous_net = fill(net_class(1, 16, 4), previous[m])
+                return contrast_by_hand(net, x, global_net, previous_net, 0.7)
+
+            correction = torch.zeros(fl.model.trainable, dtype=DOUBLE)
+            if local.correction is not None:
+                correction = local.correction[k]
+            proximal = 0.7 if name == "fedprox" else 0
+            expected = train_by_hand(
+                net, data, theta_0[k], rows, 0.5, 0.01, proximal, correction, term
+            )
+            assert (update.gather_thetas()[k] - expected).abs().max() < 1e-10
+        previous |= dict(zip(clients.tolist(), update.gather_thetas(), strict=True))
+        state["theta"] = fl.aggregate(state, update)
+    if name in ("scaffold", "vrlsgd"):
+        assert local.correction.abs().max() > 1e-4
+    assert len(previous) > 3  # somebody returned, somebody was new
+
+
+@pytest.mark.parametrize("name", bases.BASES)
+def test_only_aggregation_changes_the_state(name):
+    """Training twice from one state is training once; `aggregate` returns theta."""
+    fl = make_federation(base=name, momentum=0.5)
+    state = fl.start()
+    for t in range(2):
+        clients = fl.select(t, 3)
+        theta = state["theta"].clone()
+        memory = pickle.dumps(state["base"])
+        first = fl.train(state, t, clients, first_batches(fl, clients))
+        again = fl.train(state, t, clients, first_batches(fl, clients))
+        fl.test(state)
+        assert torch.equal(first.gather_thetas(), again.gather_thetas())
+        assert pickle.dumps(state["base"]) == memory
+        new = fl.aggregate(state, first)
+        assert torch.equal(state["theta"], theta)
+        state["theta"] = new
+
+
+@pytest.mark.parametrize("base", bases.BASES)
+def test_unread_are_a_bases_flags_without_effect(base):
+    """Three rounds of all clients: the weights stay exactly where they are if a flag is unread."""
+
+    def trained(**flags):
+        fl = make_federation(base=base, **flags)
+        state = fl.start()
+        for t in range(3):
+            batches = []
+            for m, shard in enumerate(fl.shards):
+                batches.append(epochs_of_batches(shard, 1, 5, fl.streams("batches", t, m)))
+            update = fl.train(state, t, fl.everyone, batches)
+            state["theta"] = fl.aggregate(state, update)
+        return fl.received(state, fl.everyone)
+
+    reference = trained()
+    unread = set()
+    for flag in ("mu", "server_lr"):
+        if torch.equal(trained(**{flag: 0.37}), reference):
+            unread.add(flag)
+    assert unread == {*bases.BASES[base].unread}
+
+
+def test_a_resumed_round_reads_the_memory_of_its_state():
+    """The state of one federation in the hands of another, as after a resume."""
+    ends = []
+    for is_resumed in (False, True):
+        fl = make_federation(base="scaffold")
+        state = fl.start()
+        for t in range(3):
+            if is_resumed and t == 2:
+                fl = make_federation(base="scaffold")
+            clients = fl.select(t, 3)
+            update = fl.train(state, t, clients, first_batches(fl, clients))
+            state["theta"] = fl.aggregate(state, update)
+        ends.append(state["theta"])
+    assert torch.equal(*ends)
+
+
+def test_a_scripts_own_base_and_projection():
+    class Half(bases.FedAvg):
+        def server(self, w_0, w_hat, p, update, memory):
+            return w_0 / 2
+
+    data = ordinary.random_images()
+    streams = common.Streams(0)
+    fl = common.Federation(make_config(), data, streams, base=Half, projection=True)
+    parameters = ordinary.MoonNet(1, 16, 4).parameters()
+    assert fl.model.trainable == sum(parameter.numel() for parameter in parameters)
+    state = fl.start()
+    update = fl.train(state, 0, np.array([0]), first_batches(fl, [0]))
+    assert torch.equal(fl.aggregate(state, update), state["theta"] / 2)
+    mine = type("Mine", (bases.Moon,), {})
+    projected = common.Federation(make_config(), data, streams, base=mine)
+    assert projected.model.trainable == fl.model.trainable
