@@ -140,8 +140,10 @@ class Config(experiment.Config):
         data = replace(data, x_train=x, y_train=y, owner=owner, mean=middle, std=half)
         fl = Ensemble(self, data, streams)
         if has_generator(self) and fl.model.is_plain:
-            wanted = f"{self.method}'s generator needs features and a head: build a nets.Net of "
-            wanted += "nets.Conv2d and nets.Linear (examples/README.md shows one)"
+            wanted = (
+                f"{self.method}'s generator wants a net with features and a head: build one of "
+            )
+            wanted += "nets.Net, nets.Conv2d and nets.Linear (examples/README.md)"
             raise UsageError(f"--model {self.model}: {wanted}")
         return fl
 
