@@ -1,8 +1,9 @@
 """python -m results.front
 
-Draws front.png, the figure of the front page, from differences.csv. Each row has two differences of
-accuracy in the same trials: the algorithm minus FedAvg, and minus a control. A point is a mean, a
-bar its 95 % interval.
+Draws results/front.png, the figure of the front page, from differences.csv and claims.csv. A blue
+dot is what an algorithm gains on ordinary training: the mean over n paired trials, with its 95 %
+interval. An orange dot is its gain on a control. A diamond is the gain in the paper, hollow where
+the paper's setting is larger than ours.
 """
 
 import re
@@ -18,123 +19,135 @@ import matplotlib.pyplot as plt  # noqa: E402  after the backend is chosen
 
 TITLE = "Gains are smaller than published; against a control little is left"
 BLUE = "#1f5fa8"
-ORANGE = "#d96f00"
-REACH = 12  # points to each side
+ORANGE = "#c85a00"
+DIFFERENCES = pd.read_csv(FOLDER / "differences.csv")
+CLAIMS = pd.read_csv(FOLDER / "claims.csv", index_col="claim", keep_default_na=False)
+LIMITS = (-4.5, 12)
 
 
 @dataclass
 class Row:
-    """gain, control: the claim and the difference of a line of differences.csv."""
+    """An algorithm on one data set: a claim, and how the names of its differences begin."""
 
     name: str
-    setting: str
-    gain: tuple[str, str]
-    control: tuple[str, str]
+    data: str
+    gain: tuple[str, str]  # on ordinary training
+    control: tuple[str, str]  # on what else may cause the gain
     control_name: str
-    published: float | None = None
-    is_larger: bool = False  # whether the paper's setting is larger than ours
+    of_paper: str  # the paper's claim; its scale says whether the paper's setting is larger
 
 
 ROWS = [
     Row(
         "Easy samples first",
-        "CIFAR-10, alpha 0.05",
-        ("A6", "FedAvg, Dir(0.05), new trials: curriculum − vanilla"),
-        (
-            "E5",
-            "FedAvg, Dir(0.05), 100 rounds of 10 epochs, new trials: curriculum − shuffled (order)",
-        ),
-        "its batches, shuffled",
-        6.8,
+        "CIFAR-10, very different clients (alpha 0.05)",
+        ("A6", "FedAvg, Dir(0.05), new"),
+        ("E5", "FedAvg, Dir(0.05), 100"),
+        "the same batches in random order",
+        "A6",
     ),
     Row(
         "Easy samples first",
-        "Fashion-MNIST, IID",
-        ("E18", "IID: curriculum − vanilla"),
-        ("E9", "IID: curriculum − shuffled (order)"),
-        "its batches, shuffled",
+        "Fashion-MNIST, equal clients (IID)",
+        ("E18", "IID, 100 rounds"),
+        ("E9", "IID, 100 rounds"),
+        "the same batches in random order",
+        "",
     ),
     Row(
         "Easy clients first",
-        "CIFAR-10, alpha 0.2",
-        ("A10", "Dir(0.2): client curriculum − vanilla"),
-        ("A10", "Dir(0.2): client curriculum − random client order"),
-        "a random order",
-        5.7,
+        "CIFAR-10, different clients (alpha 0.2)",
+        ("A10", "Dir(0.2): client"),
+        ("A10b", "Dir(0.2): client"),
+        "clients in random order",
+        "A10",
     ),
     Row(
         "FedCL, critical periods",
         "Fashion-MNIST, alpha 0.1",
-        ("C1", "Fashion-MNIST, alpha 0.1: FedCL − FedAvg"),
-        ("E3", "Fashion-MNIST: FedCL − constant"),
-        "FedAvg, same uploads",
-        11,
-        True,
+        ("C1", "Fashion-MNIST, alpha 0.1"),
+        ("E3", "Fashion-MNIST"),
+        "FedAvg with as many uploads",
+        "C1",
     ),
     Row(
-        "FedCL, multi-phase",
+        "FedCL, synchronised phases",
         "MNIST, alpha 0.1",
-        ("E20", "alpha 0.1: FedCL − FedAvg"),
-        ("E1", "alpha 0.1: FedCL − FedAvg at e times its eta"),
-        "FedAvg, 2.7 × learning rate",
-        4.9,
+        ("E20", "alpha 0.1"),
+        ("E1", "alpha 0.1"),
+        "FedAvg at 2.7 times the learning rate",
+        "B1",
     ),
     Row(
-        "FedAC",
+        "FedAC, fuzzy clusters",
         "Fashion-MNIST, alpha 0.5",
-        ("E15", "FedAC − FedAvg"),
-        ("E8", "FedAC − random groups"),
-        "random groups",
-        1.5,
-        True,
+        ("E15", "FedAC"),
+        ("E8", "FedAC"),
+        "random groups of the same sizes",
+        "D1",
     ),
 ]
 
 
-def read_differences() -> pd.DataFrame:
-    """differences.csv by claim and difference, .5 written 0.5."""
-    table = pd.read_csv(FOLDER / "differences.csv")
-    table["difference"] = [re.sub(r"(?<!\d)\.(?=\d)", "0.", text) for text in table.difference]
-    return table.set_index(["claim", "difference"])
+def find(claim: str, start: str) -> pd.Series:
+    """The one row of differences.csv of this claim that begins so."""
+    is_found = (DIFFERENCES.claim == claim) & DIFFERENCES.difference.str.startswith(start)
+    [row] = DIFFERENCES[is_found].to_dict("records")
+    return pd.Series(row)
 
 
-def draw_interval(axis, y: float, found, color: str) -> None:
-    axis.plot([found.low, found.high], [y, y], color=color, linewidth=3, solid_capstyle="butt")
+def draw_interval(axis, y: float, found: pd.Series, color: str) -> None:
+    """A dot with its interval; an arrow where the interval is cut."""
+    ends = [found.low, found.high]
+    axis.plot(ends, [y, y], color=color, linewidth=3, solid_capstyle="butt")
     axis.plot(found["mean"], y, "o", color=color, markersize=7)
-    axis.text(REACH + 0.6, y, f"n = {found.trials}", va="center", fontsize=9, color="0.3")
+    for end, marker in zip(ends, "<>", strict=True):
+        if not LIMITS[0] <= end <= LIMITS[1]:
+            edge = LIMITS[0] if marker == "<" else LIMITS[1]
+            axis.plot(edge, y, marker, color=color, clip_on=False)
 
 
-def draw_row(axis, y: float, row: Row, table: pd.DataFrame) -> None:
-    below = y + 0.36
-    control = table.loc[row.control]
-    axis.text(-REACH - 13.5, y, row.name, va="center", fontsize=11, weight="bold")
-    axis.text(-REACH - 13.5, below, row.setting, va="center", fontsize=9.5, color="0.3")
-    draw_interval(axis, y, table.loc[row.gain], BLUE)
-    draw_interval(axis, below, control, ORANGE)
-    place = {"x": min(control.low, 0) - 0.5, "y": below, "ha": "right", "va": "center"}
-    axis.text(s=f"minus {row.control_name}", color=ORANGE, fontsize=9, **place)
-    if row.published is not None:
-        fill = "w" if row.is_larger else "k"
-        axis.plot(row.published, y - 0.2, "D", color="k", markerfacecolor=fill, markersize=6)
+def published(row: Row, found: pd.Series) -> float:
+    """The paper's gain: of this difference, or the first number of the claim's text; or NaN."""
+    if row.of_paper == "" or found.paper == found.paper:  # no claim, or a number
+        return found.paper
+    return float(re.search(r"[-+]?\d+(\.\d+)?", CLAIMS.paper[row.of_paper])[0])
+
+
+def draw_row(axis, y: float, row: Row) -> None:
+    """The gain above, the gain on the control below, with their names on the left."""
+    gain = find(*row.gain)
+    control = find(*row.control)
+    draw_interval(axis, y - 0.12, gain, BLUE)
+    draw_interval(axis, y + 0.24, control, ORANGE)
+    is_larger = row.of_paper and CLAIMS.scale[row.of_paper] == "reduced"
+    fill = "w" if is_larger else "k"
+    axis.plot(published(row, gain), y - 0.36, "kD", markerfacecolor=fill, markersize=6.5)
+    place = {"transform": axis.get_yaxis_transform(), "va": "center"}
+    axis.text(-0.86, y - 0.27, row.name, weight="bold", fontsize=10.5, **place)
+    axis.text(-0.86, y + 0.02, row.data, fontsize=9, color="0.25", **place)
+    axis.text(-0.86, y + 0.29, f"minus {row.control_name}", fontsize=9, color=ORANGE, **place)
+    axis.text(1.02, y - 0.12, f"n = {gain.trials}", fontsize=9, color=BLUE, **place)
+    axis.text(1.02, y + 0.24, f"n = {control.trials}", fontsize=9, color=ORANGE, **place)
 
 
 def main() -> None:
-    table = read_differences()
-    figure, axis = plt.subplots(figsize=(7.4, 5.2))
-    axis.axvline(0, color="0.3", linewidth=1)
+    figure, axis = plt.subplots(figsize=(7, 5.2))
+    axis.axvline(0, color="0.4", linewidth=1)
     for y, row in enumerate(ROWS):
-        draw_row(axis, y, row, table)
-    axis.plot([], [], "o-", color=BLUE, linewidth=3, label="minus FedAvg")
-    axis.plot([], [], "o-", color=ORANGE, linewidth=3, label="minus a control")
-    axis.plot([], [], "kD", markersize=6, label="published")
-    axis.plot([], [], "kD", markersize=6, markerfacecolor="w", label="published, larger setting")
-    figure.suptitle(TITLE, x=0.02, ha="left", fontsize=12.5, weight="bold")
-    figure.legend(ncols=4, fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(0.01, 0.94))
-    axis.set(xlim=(-REACH, REACH), ylim=(len(ROWS) - 0.3, -0.6), yticks=[])
-    axis.set_xlabel("worse  ←  difference in test accuracy, points  →  better", fontsize=10)
+        axis.axhspan(y - 0.5, y + 0.5, color="0.96" if y % 2 == 0 else "w", zorder=0)
+        draw_row(axis, y, row)
+    axis.plot([], [], "o-", color=BLUE, linewidth=3, label="gain on ordinary training")
+    axis.plot([], [], "o-", color=ORANGE, linewidth=3, label="gain on a control")
+    axis.plot([], [], "kD", label="the paper")
+    axis.plot([], [], "kD", markerfacecolor="w", label="the paper, larger setting")
+    figure.legend(ncols=4, fontsize=9, frameon=False, loc=(0.005, 0.895), columnspacing=1)
+    axis.set(xlim=LIMITS, ylim=(len(ROWS) - 0.5, -0.5), xticks=range(-4, 13, 2), yticks=[])
+    axis.set_xlabel("worse  ←  percentage points of accuracy  →  better", fontsize=10)
     axis.spines[["left", "right", "top"]].set_visible(False)
-    figure.subplots_adjust(left=0.36, right=0.91, top=0.88, bottom=0.1)
-    figure.savefig(FOLDER / "front.png", dpi=160)
+    figure.suptitle(TITLE, x=0.015, ha="left", weight="bold", fontsize=12)
+    figure.subplots_adjust(left=0.43, right=0.925, top=0.89, bottom=0.1)
+    figure.savefig(FOLDER / "front.png", dpi=150, pil_kwargs={"optimize": True})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import stdtr
 
 from experiment import report
-from results import clock_answers, evidence, figures, reproduce, tables
+from results import clock_answers, evidence, figures, front, reproduce, tables
 
 ROOT = evidence.FOLDER.parent
 WORKS = reproduce.read_works()
@@ -269,6 +269,18 @@ def test_a_figure_has_all_comparisons_at_the_papers_setting_and_where_they_are_f
     claims = [claim for claim, _ in rows]
     assert len(claims) == len(set(claims)) > 10
     assert all(tables.outcome(claim)[0].startswith(what) for claim, what in rows)
+
+
+def test_the_front_figure_says_what_its_rows_show():
+    """Every gain is smaller than the published one; against a control 2 points or less are left."""
+    for row in front.ROWS:
+        gain = front.find(*row.gain)
+        control = front.find(*row.control)
+        assert control["mean"] < 2
+        if row.of_paper:
+            assert gain["mean"] < front.published(row, gain)
+        else:
+            assert np.isnan(gain.paper)
 
 
 def clocked(accuracies: list, seconds: list, waited: float) -> pd.DataFrame:
