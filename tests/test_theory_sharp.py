@@ -164,12 +164,14 @@ def test_the_extremal_problem():
     assert b.tolist() == pytest.approx([-1e-2] + [1e-3] * 10) and not problem.biases[:, 1:].any()
     assert problem.mean_B[3] == pytest.approx([1e-5] + [0.0] * 29)
     assert (problem.f.mu, problem.f.L, problem.Q) == (0.1, 1.0, 11)
-    E = exact_error(problem)
-    assert E[-1] == pytest.approx(E[-10], rel=2e-3)  # it has settled
-    end, lemmas_floor, tight = floor.floors(problem)
-    assert end == E[-1] and round(tight / end, 3) == 1.015 and lemmas_floor / end > 100
-    plain = 0.81 / 0.4 * 0.01**2 * 1e-5  # (L - mu)^2/(4 mu L) a^2 B
-    assert 0.99 * plain > E[-1] > plain / (1 + 1.2 * 0.01 * 30)
+    for N, a, ratio in ((10, 1 / 12, 1.084), (30, 0.01, 1.015)):
+        problem = attained.extremal(10, a, N)
+        E = exact_error(problem)
+        assert E[-1] == pytest.approx(E[-10], rel=2e-3)  # it has settled
+        end, by_lemmas, tight = floor.floors(problem)
+        assert end == E[-1] and round(tight / end, 3) == ratio and by_lemmas / end > 100
+        plain = 0.81 / 0.4 * a**2 * 1e-5  # (L - mu)^2/(4 mu L) a^2 B
+        assert 0.99 * plain > E[-1] > plain / (1 + 1.2 * a * N)
 
 
 def test_one_local_step_leaves_no_floor_and_mu_equal_to_L_none_either():
