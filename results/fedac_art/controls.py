@@ -302,7 +302,8 @@ def silhouette(vectors: Tensor, labels: Tensor, clients: list[int]) -> float:
     classes = len(labels.unique())
     if not 1 < classes < len(labels) or not torch.isfinite(vectors).all():
         return math.nan
-    return np.mean([silhouette_score(z, labels.numpy()) for z in vectors.numpy()])
+    labels = labels.cpu().numpy()
+    return np.mean([silhouette_score(z, labels) for z in vectors.cpu().numpy()])
 
 
 # ------------------------------------------------------------------------------- the command line

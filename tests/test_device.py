@@ -1,0 +1,332 @@
+"""The path of a GPU without one: tensors that say "cuda" and refuse what a GPU would refuse.
+
+Whole commands run on them with real values, and give what they give on the CPU. An operation on
+tensors of two devices fails, and `.numpy()` fails. In a local step it fails to wait for a value or
+to copy from the host, since the host must run ahead of a GPU. Not seen are the limits of kernels,
+cuDNN, NCCL, memory and time.
+
+`python tests/test_device.py` runs more commands than the tests do, and prints a table of them.
+"""
+
+import contextlib
+import re
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pandas as pd
+import pytest
+import torch
+from torch.utils import _python_dispatch
+from torch.utils._pytree import tree_leaves, tree_map
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from reliability import SCRIPTS, in_a_folder, run_line, short_run  # noqa: E402
+
+import data  # noqa: E402
+import training  # noqa: E402
+
+aten = torch.ops.aten
+WAITS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.bincount, aten.equal}
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}  # moves its index
+COPIES = {aten.copy_, *INDEXING}
+
+
+def why_not() -> str:
+    """Why a GPU cannot be pretended here; nothing where it can."""
+    if torch.cuda.is_available():
+        return "a real GPU is here"
+    for place, name in (
+        (torch._C, "_ensureCUDADeviceGuardSet"),
+        (torch._C, "_set_only_lift_cpu_tensors"),
+        (_python_dispatch, "_disable_current_modes"),
+        (aten, "_fused_sgd_"),
+    ):
+        if not hasattr(place, name):
+            return f"this torch has no {name}"
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "none")
+
+
+# ------------------------------------------------------------------------------- the pretended GPU
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU, `value`, under the GPU's name.
+
+    C++ takes it for a meta tensor, whose autograd asks no GPU.
+    """
+
+    @staticmethod
+    def __new__(cls, value):
+        layout = {"dtype": value.dtype, "device": "meta"}
+        size_and_strides = (value.size(), value.stride(), value.storage_offset())
+        new = torch.Tensor._make_wrapper_subclass(cls, *size_and_strides, **layout)
+        new.value = value
+        return new
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = property(lambda self: torch.device("cuda", 0))
+    is_meta = property(lambda self: False)
+
+    def new_tensor(self, values):
+        return torch.tensor(values, dtype=self.dtype, device="cuda")
+
+    def numpy(self):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+        return GPU.__torch_dispatch__(operation, types, args, kwargs)
+
+
+class Gpu(_python_dispatch.TorchDispatchMode):
+    """Sends operations to the CPU and names their results the GPU's, or refuses them."""
+
+    in_step = False  # whether a local step is being taken
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        ours = {id(x.value): x for x in tensors if isinstance(x, OnGpu)}
+        strangers = [x for x in tensors if not isinstance(x, OnGpu)]
+        wanted = kind_of(kwargs.get("device"))
+        if not ours and not is_made_here(wanted):
+            return operation(*args, **kwargs)
+        self.refuse(operation, args, kwargs, strangers, wanted)
+        if wanted:
+            kwargs["device"] = "cpu"
+        args, kwargs = tree_map(value_of, (args, kwargs))
+        with _python_dispatch._disable_current_modes():
+            result = operation(*args, **kwargs)
+        if wanted == "cpu":
+            return result
+
+        def name_ours(x):
+            """What was changed in place stays the same tensor."""
+            return ours[id(x)] if id(x) in ours else on_gpu(x)
+
+        return tree_map(name_ours, result)
+
+    def refuse(self, operation, args, kwargs, strangers: list, wanted: str) -> None:
+        """RuntimeError for what a GPU cannot do, and for what a local step should not do."""
+        name = operation.overloadpacket
+        moves = name is aten._to_copy
+        crosses = moves and (wanted == "cpu" or bool(strangers))
+        crosses = crosses or (name in COPIES and bool(strangers))
+        if self.in_step and (crosses or name in WAITS or asks_by_mask(name, args)):
+            raise RuntimeError(f"a local step waits for the host: {operation}")
+        is_mixed = any(x.dim() for x in strangers)  # numbers of the CPU may join in
+        if is_mixed and not crosses and not moves:
+            raise RuntimeError(f"{operation}: tensors on the CPU and on the GPU")
+        if name is aten._fused_sgd_:
+            check_fused(*args[:3], kwargs["momentum"])
+
+
+GPU = Gpu()
+
+
+def kind_of(device) -> str:
+    """cpu, cuda, meta, or nothing."""
+    return "" if device is None else torch.device(device).type
+
+
+def is_made_here(wanted: str) -> bool:
+    """Whether a new tensor is the GPU's. Those like one of ours are asked for as meta tensors."""
+    if wanted != "meta":
+        return wanted == "cuda"
+    frame = sys._getframe()  # but a model's skeleton is of real meta tensors
+    while frame and frame.f_code.co_name not in ("_apply", "__deepcopy__"):
+        frame = frame.f_back
+    return frame is None
+
+
+def value_of(x):
+    return x.value if isinstance(x, OnGpu) else x
+
+
+def on_gpu(x):
+    return OnGpu(x) if isinstance(x, torch.Tensor) else x
+
+
+def asks_by_mask(name, args) -> bool:
+    """Whether an index is a mask, of which the host must know how many entries are true."""
+    if name not in INDEXING:
+        return False
+    return any(x.dtype == torch.bool for x in args[1] if x is not None)
+
+
+def check_fused(w: list, g: list, v: list, momentum: float) -> None:
+    """What the CUDA kernel of fused SGD asks of its lists, and the CPU's does not."""
+    if bool(v) != (momentum > 0):
+        raise RuntimeError("_fused_sgd_: a list of velocities exactly where there is momentum")
+    for same in zip(w, g, v or w, strict=True):
+        for x in same:
+            is_dense = x.value.is_contiguous() and x.stride() == same[0].stride()
+            if not is_dense or x.dtype != w[0].dtype or x.shape != same[0].shape:
+                raise RuntimeError("_fused_sgd_: tensors of different types, sizes or strides")
+
+
+@contextlib.contextmanager
+def pretended_gpu():
+    """torch finds one GPU. Checkpoints hold the values, as they would."""
+    take_step = training.Stack.take_step
+    save = torch.save
+    load = torch.load
+
+    def watched_step(self, *args):
+        GPU.in_step = True
+        try:
+            return take_step(self, *args)
+        finally:
+            GPU.in_step = False
+
+    def save_values(content, file):
+        save(tree_map(value_of, content), file)
+
+    def load_values(path, map_location="cpu", **options):
+        content = load(path, map_location="cpu", **options)
+        return tree_map(on_gpu, content) if map_location == "cuda" else content
+
+    torch._C._ensureCUDADeviceGuardSet()
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    data.load_data.cache_clear()
+    with contextlib.ExitStack() as stack:
+        patched = {  # a function for each: torch's compiler refuses one of two names
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "get_device_name": lambda *_: "pretended",
+            "synchronize": lambda *_: None,
+            "manual_seed_all": lambda seed: None,
+            "_lazy_init": lambda: None,
+        }
+        stack.enter_context(mock.patch.multiple(torch.cuda, **patched))
+        stack.enter_context(mock.patch.multiple(torch, save=save_values, load=load_values))
+        stack.enter_context(mock.patch.object(training.Stack, "take_step", watched_step))
+        stack.enter_context(GPU)
+        yield GPU
+    data.load_data.cache_clear()
+    torch._C._set_only_lift_cpu_tensors(before)
+
+
+# ---------------------------------------------------------------------------------------- commands
+
+COMMANDS = (  # in the suite
+    "fedcl_fgn --base vrlsgd",
+    "fedavg_curriculum --order curriculum --base scaffold --momentum 0.5 --score LG",
+    "client_curriculum --client-order curriculum --base moon --model fedgen-cnn",
+    "fedcl_gmm_sync --method fedcl --rounds 2",
+    "fedac_art --method fedac --augment crop-flip --projection",
+    "results.fedac_art.controls --method fedac --features encoder --warmup 1",
+)
+MORE = (
+    *("fedcl_fgn --method cl --fgn per_sample", "fedcl_fgn --detector fim --detect-samples 3"),
+    *("fedavg_curriculum --order curriculum anti random vanilla", "client_curriculum"),
+    *("fedavg_curriculum --score E", "fedavg_curriculum --model resnet9", "fedac_art"),
+    *("fedavg_curriculum --model mine.py:Net --momentum 0.5", "fedac_art --base moon"),
+    *("fedavg_curriculum --base fedprox", "fedavg_curriculum --base fednova"),
+    *("fedavg_curriculum --base fedyogi", "fedac_art --base solo --clients-per-round 4"),
+    *("fedavg_curriculum --hold-out 0.2 --per-client", "fedavg_curriculum --norm group"),
+    "fedcl_gmm_sync --rounds 2 --method fedcl fedgen fedavg fedprox fedensemble",
+    "fedcl_gmm_sync --rounds 2 --method feddistill feddistill+",
+    *("results.fedac_art.controls", "results.fedac_art.controls --features pooled --flip 0.2"),
+    *("results.fedavg_curriculum.explain", "results.fedavg_curriculum.exposure"),
+    *("results.fedavg_curriculum.rivals --fedlc 0 1", "results.client_curriculum.rivals"),
+    *("results.fedcl_fgn.selection --budget 4 --rounds 4", "results.fedcl_fgn.criticalfl"),
+    "results.fedcl_fgn.selection --budget 4 --rounds 4 --method base --select hics",
+    "results.fedcl_fgn.selection --budget 4 --rounds 4 --method base --select fedcor",
+    "results.fedcl_fgn.clock --budget 4 --rounds 4",
+    *("results.fedcl_gmm_sync.controls --rounds 2", "results.fedcl_gmm_sync.clock --rounds 2"),
+)
+OWN = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, channels, side, classes):
+        convolution = nn.Conv2d(channels, 4, 3, 2)
+        layers = [convolution, nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()]
+        super().__init__(*layers, nn.Linear(4 * ((side - 1) // 2) ** 2, classes))
+"""
+
+
+def compare(command: str) -> tuple[int, float]:
+    """How many rows a command gives, and how far those of the GPU are from the CPU's, relative.
+
+    The run is short, and in float64.
+    """
+    module, *flags = command.split()
+    [script] = [name for name in SCRIPTS if name in module]
+    folder = Path(re.sub(r"\W+", "-", command))
+    tables = []
+    for device in ("cpu", "auto"):
+        data.load_data.cache_clear()
+        line = [*short_run(script), "--dtype=float64", *flags]
+        line += [f"--device={device}", f"--out={folder / device}"]
+        with pretended_gpu() if device == "auto" else contextlib.nullcontext():
+            status, _, errors = run_line(module, line)
+        if status:
+            raise RuntimeError(f"--device {device}: exit {status}: {errors[-2000:]}")
+        tables.append(pd.read_csv(folder / device / "metrics.csv"))
+    one, other = [table.select_dtypes("number").drop(columns="seconds") for table in tables]
+    pd.testing.assert_frame_equal(one, other, rtol=1e-6, atol=1e-9)
+    distance = (one - other).abs() / one.abs().clip(lower=1e-9)
+    return len(one), float(distance.max().max())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_on_a_gpu_equals_that_on_a_cpu(command):
+    with in_a_folder():
+        rows, _ = compare(command)
+    assert rows > 0
+
+
+def test_what_a_gpu_refuses():
+    with pretended_gpu() as gpu:
+        x = torch.zeros(3, device="cuda")
+        with pytest.raises(RuntimeError, match="on the CPU and on the GPU"):
+            x + torch.ones(3)
+        with pytest.raises(TypeError, match="numpy"):
+            x.numpy()
+        assert (x + 1).cpu().tolist() == [1, 1, 1]
+        waits = [lambda: x.sum().item(), lambda: x[x > 0], lambda: torch.ones(3).to("cuda"), x.cpu]
+        gpu.in_step = True
+        for wait in waits:
+            with pytest.raises(RuntimeError, match="waits for the host"):
+                wait()
+        gpu.in_step = False
+        with pytest.raises(RuntimeError, match="velocities"):
+            torch._fused_sgd_([x], [x], [x], weight_decay=0, momentum=0, lr=0.1, dampening=0,
+                              nesterov=False, maximize=False, is_first_step=False)  # fmt: skip
+
+
+def describe(command: str) -> tuple[str, bool]:
+    """A line of the table, and whether the command failed."""
+    try:
+        rows, difference = compare(command)
+    except Exception as error:
+        return f"| `{command}` | | {error} |", True
+    return f"| `{command}` | {rows} | {difference:.0e} |", False
+
+
+def main() -> None:
+    """Prints a line for each command; ends with 1 if one fails."""
+    faults = 0
+    print("| command | rows | largest difference, relative |\n|---|---|---|")
+    with in_a_folder() as folder:
+        (folder / "mine.py").write_text(OWN)
+        for command in (*COMMANDS, *MORE):
+            row, is_fault = describe(command)
+            print(row, flush=True)
+            faults += is_fault
+    sys.exit(faults > 0)
+
+
+if __name__ == "__main__":
+    if why_not():
+        sys.exit(why_not())
+    main()
