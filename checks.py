@@ -27,6 +27,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, kinds) or "allocate memory" in str(error)
 
 
+def is_of_the_machine(error: BaseException) -> bool:
+    """Whether memory or a GPU failed, and no file of the user's."""
+    return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
+
+
 # ------------------------------------------------------------------------------------------- arrays
 
 

@@ -17,6 +17,7 @@ from unittest import mock
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from reliability import SCRIPTS, in_a_folder, run_line, short_run  # noqa: E402
 
 import data  # noqa: E402
+import nets  # noqa: E402
 import training  # noqa: E402
 
 aten = torch.ops.aten
@@ -302,6 +304,17 @@ def test_what_a_gpu_refuses():
         with pytest.raises(RuntimeError, match="velocities"):
             torch._fused_sgd_([x], [x], [x], weight_decay=0, momentum=0, lr=0.1, dampening=0,
                               nesterov=False, maximize=False, is_first_step=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError, torch.OutOfMemoryError])
+def test_what_the_machine_lacks_is_no_fault_of_a_users_model(error):
+    def fails(x):
+        raise error("CUDA error")
+
+    net = nn.Identity()
+    net.forward = fails
+    with pytest.raises(error):
+        nets.PlainNet("mine.py:Net", net, True).features(torch.zeros(1))
 
 
 def describe(command: str) -> tuple[str, bool]:
