@@ -308,11 +308,14 @@ def labels(_: str) -> list[str]:
 
 
 def counts(_: str) -> list[str]:
-    """How often each label is given to the papers' claims, the theory's among them."""
-    papers = CLAIMS[CLAIMS.scale != "own"]
-    found = collections.Counter(map(label, papers.index))
-    parts = [f"{name}: {number}" for name, number in found.most_common()]
-    return [f"{len(papers)} claims of the papers. {'; '.join(parts)}."]
+    """How often each label is given: to the papers' claims (with the theory's), and to ours."""
+    is_ours = CLAIMS.scale == "own"
+    rows = []
+    for who, about in (("of the papers", CLAIMS[~is_ours]), ("our own", CLAIMS[is_ours])):
+        found = collections.Counter(map(label, about.index))
+        numbers = [str(found[name]) for name in LABELS]
+        rows.append((who, *numbers, str(len(about))))
+    return markdown(("claims", *LABELS, "all"), rows)
 
 
 def statements(_: str) -> list[str]:

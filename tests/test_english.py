@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "REFERENCE.md", "results/bench.md")
+FOLDERS = ("examples", "results", "theory")
+PAGES = [*ROOT.glob("*.md"), *(page for name in FOLDERS for page in ROOT.glob(f"{name}/**/*.md"))]
+PAGES = [page for page in PAGES if page.name != "LOG.md"]
 OLD_WORD = re.compile(  # what we write instead: model, select, method, fraction, again, ..
     r"\b(?:nets?|draws?|drawn|arms?|shares?|anew|beside|parts|heeds?|unlike|alike|trainings|whose"
     r"|dealt|deals|somebody's|stands? for|in place of|of which|that of|those of|of ours|but for"
@@ -55,9 +57,9 @@ def old_words(text: str) -> list[str]:
     return OLD_WORD.findall(re.sub(r"`[^`]*`|\[[^\]]*\]", "", text))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_plain(page):
-    text = read((ROOT / page).read_text())
+    text = read(page.read_text())
     lengths = sentence_lengths(text)
     assert statistics.median(lengths) <= 13
     assert lengths[int(0.95 * len(lengths))] <= 25
