@@ -13,7 +13,6 @@ import bases
 import common
 import experiment
 import training
-from results import front
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -73,14 +72,6 @@ def test_the_rule_is_compared_with_fedavg(tmp_path):
     done = run([*shlex.split(command)[1:], *short], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "fedavg largest - fedavg, final:" in done.stdout
-
-
-def test_the_figure_shows_what_the_papers_published():
-    table = front.read_differences()
-    for row in front.ROWS:
-        published = table.loc[row.gain].paper  # empty, a number, or what the page says of it
-        if isinstance(published, str) and published.replace(".", "").isdigit():
-            assert row.published == float(published)
 
 
 # -------------------------------------------------------------------------------------- reference
