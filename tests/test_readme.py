@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 import bases
-import common
 import experiment
-import training
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -44,14 +42,9 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess:
 
 def rows(heading: str) -> list[list[str]]:
     """The cells of the first table below this heading of REFERENCE.md, its head left out."""
-    section = REFERENCE.partition(f"\n## {heading}\n")[2]
+    section = re.split(rf"^#+ {re.escape(heading)}\n", REFERENCE, flags=re.M)[1]
     table = re.search(r"(?:^\|.*\n)+", section, re.M).group()
     return [re.split(r" *\| *", line)[1:-1] for line in table.splitlines()[2:]]
-
-
-def words(heading: str) -> set[str]:
-    """The names in `code` of a table's first column."""
-    return set(re.findall(r"`([^`]+)`", " ".join(row[0] for row in rows(heading))))
 
 
 # --------------------------------------------------------------------------------------- snippets
@@ -97,15 +90,12 @@ def test_roles_of_options():
         assert found == role.strip("`").replace("none", "")
 
 
-def test_names_of_a_federation_exist():
-    for verb in {*re.findall(r"`fl\.(\w+)\(", REFERENCE)} - {"streams"}:
-        assert callable(getattr(common.Federation, verb)), verb
-    assert words("Local training: the fields of `Local`") >= {"lr", "momentum"}
-    for name in words("Local training: the fields of `Local`"):
-        assert re.match(r"\w+", name).group() in training.Local.__dataclass_fields__
-    for word in words("An update of K clients"):
-        name = re.match(r"\w+", word).group()
-        assert hasattr(training.Update, name) or name in training.Update.__dataclass_fields__
+def test_the_docstrings_that_the_page_names_exist():
+    for _, where in rows("Reference"):
+        names, _, place = where.partition(" in [")
+        module = importlib.import_module(re.split(r"[./\]]", place)[0])
+        for name in re.findall(r"`(\w+)`", names):
+            assert getattr(module, name).__doc__
 
 
 # --------------------------------------------------------------------------------------- commands
