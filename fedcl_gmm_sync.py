@@ -1,34 +1,55 @@
 """python fedcl_gmm_sync.py --alpha 0.1 --method fedcl fedgen fedavg
 
-"FedCL: Federated Multi-Phase Curriculum Learning to Synchronously Correlate User Heterogeneity"
-(Wang, Guo and Jia), Algorithm 1, and its six baselines. Clients train on a confidence-aware loss
-and upload, beside their nets, a Gaussian mixture of their samples' difficulty scores. The server
-pools draws from all mixtures, trains a generator of features for a label and a difficulty, and
-freezes every client with more than a share v of its draws at or below beta_T, the T-quantile of the
-pool. A frozen client waits, its net still averaged; when all are frozen, all go on with the next T.
+Algorithm 1 of "FedCL: Federated Multi-Phase Curriculum Learning to Synchronously Correlate User
+Heterogeneity" (Wang, Guo and Jia, IEEE TAI 2023, https://arxiv.org/abs/2211.07248), and its six
+baselines. plain/fedcl_gmm_sync.py explains FedCL and FedAvg in one file.
 
-Here theta is the net, omega in the paper, and G the generator, theta in the paper.
+Clients train on a confidence-aware loss. They send their models and a Gaussian mixture of their
+samples' difficulty scores. The server takes random scores from all mixtures: the pool. It trains a
+generator of features for a label and a difficulty. A client is frozen if more than a fraction v of
+its random scores is at most beta_T, the T-quantile of the pool. It then waits, and its model is
+still averaged. When all are frozen, the next T begins for all.
 
-What differs from the paper, and why:
+Here theta are the weights of the model, omega in the paper. G is the generator, theta in the paper.
+
+How this differs from the paper, and why:
 - A phase lasts at most ceil(rounds / Z) rounds, where Z is the number of phases. One check can pass
-  fewer than T M / v of all M clients, so phases with T < v might never end.
+  fewer than T M / v of all M clients: at v = 0.7 at most 8, 17 and 5 of 20 for T = 0.3, 0.6 and
+  0.2. So phases with T < v might never end.
 - Algorithm 1 ends after its last phase. Here all clients train on to the last round, so that all
   methods take as many.
+- S falls, as in Section IV-C: only then has a client that passes one T passed all T before it. The
+  default is Table VI's best S, with its v. Table I has another one (--preset table1).
 - The confidence s* (Castells et al., 2020) is the local minimum of Eq. 7, and e where there is
-  none. At the printed tau = 10 and lambda = 0.5 it is e for every loss below 9.63: there FedCL's
+  none. At the published tau = 10 and lambda = 0.5 it is e for every loss below 9.63. There FedCL's
   loss is cross-entropy at e times the learning rate.
 - Eq. 21 averages all clients. Here it averages the frozen and those that trained in the round, all
-  with the same weight; so do the baselines. Only those that trained are checked, where line 20
-  checks all of M_l, the clients that are not frozen.
-- The pool beta (line 18) is renewed before the generator learns (line 17), so that both are of
-  this round. In the first round the generator has learnt nothing, and no features are drawn.
-- Lines 19 and 21 each draw from the mixtures. Here the same draws make the pool and are held
-  against its quantile.
+  with the same weight, and their batch statistics, too. So do the baselines. Only those that
+  trained are checked, where line 20 checks all of M_l, the clients that are not frozen.
+- p(y) and the pool leave out clients that have not trained yet: they have sent nothing. c_k counts
+  the batches of a client's last round (line 10). Eq. 15 counts all of D_k. Batches are full: what
+  is left over of a pass over the samples is left out.
+- The pool beta (line 18) is made before the generator learns (line 17), so that both are of this
+  round. In the first round the generator has learnt nothing, and there are no features.
+- Lines 19 and 21 each sample the mixtures. Here the same scores make the pool and are compared with
+  its quantile. The numbers L = 3 and N_k = 320 are ours.
+- G also learns from exp(-mean d_z d_epsilon) with the weight 1. Eq. 18 has no such term. Section
+  V-B mentions a "diversity loss" without a formula; this one is that of FedGen's code. The method
+  fedcl-nodiversity of results/fedcl_gmm_sync/controls.py leaves it out.
 - FedGen is in this paper's form: Eq. 19 with plain cross-entropy, without the KL term and the
   falling weights of its own code. The generator's constants are those of that code.
-- The generator gets one score for each feature vector, standardised by the pool's mean and std.
-  Nothing in Eq. 18 makes the features that difficult; results/fedcl_gmm_sync/controls.py measures
-  whether they are.
+- G gets one score for each feature vector, standardised by the pool's mean and std. Nothing in
+  Eq. 18 makes the features that difficult; results/fedcl_gmm_sync/controls.py measures it.
+- The heads of the clients are linear, so their mean logits in Eq. 18 are those of the mean head.
+- FedEnsemble averages logits, where the paper averages "prediction output". Clients that did not
+  train in the round count with the model that was sent. FedDistill's Q is the mean over the clients
+  of the logits that each has sent last.
+- By default the clients hold all of the training set. In the presets they hold half, as in the
+  paper. The presets' EMNIST is the letters, as in FedGen. The paper's counts are of emnist-byclass.
+  A client of CelebA is one celebrity, which the paper's clients are not.
+- Accuracy is that of the last ten rounds on the whole test set. The paper's code asks each client
+  for all test samples of its labels, pools these over clients, which is the column own_pooled, and
+  averages the five best rounds.
 """
 
 import functools
@@ -49,7 +70,7 @@ from experiment import flag, report
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
 NUMBERS_OF_A_MIXTURE = 9  # alpha, mu, sigma^2 of three Gaussians
-DRAWS = 320  # that the server takes from each client's mixture
+DRAWS = 320  # random scores that the server takes from each client's mixture
 NOISE = 32  # length of epsilon
 TEACHING_STEPS = 50  # of Adam on the generator, in a round
 TEACHING_BATCH = 128
@@ -89,23 +110,23 @@ class Config(experiment.Config):
     method: str = flag(METHODS, "FedCL and its baselines", choices=METHODS)
     local_steps: int = flag(20, "SGD steps of a client in a round", low=1)
     data_share: float = flag(
-        1.0, "share of the training set that the clients hold (the paper: half)", above=0, high=1
+        1.0, "fraction of the training set that the clients hold (the paper: half)", above=0, high=1
     )
-    tau: float = flag(10.0, "loss that parts easy from hard", above=0, high=1e6, when=is_fedcl)
+    tau: float = flag(10.0, "loss between easy and hard samples", above=0, high=1e6, when=is_fedcl)
     lam: float = flag(0.5, "lambda of Eq. 7 (1e9: all confidences are 1)", above=0, when=is_fedcl)
     thresholds: str = flag(
         "0.8,0.6,0.2", "S, the phases' T, falling, with commas between them", when=is_fedcl
     )
     v: float = flag(
         0.7,
-        "a client freezes with more than this share of its draws up to beta_T (1: none does)",
+        "a client freezes if more than this fraction of its scores is <= beta_T (1: none does)",
         low=0,
         high=1,
         when=is_fedcl,
     )
     phase_quorum: float = flag(
         1.0,
-        "share of frozen clients that ends a phase (1: Algorithm 1; 0.8: the paper's text)",
+        "fraction of frozen clients that ends a phase (1: Algorithm 1; 0.8: the paper's text)",
         above=0,
         high=1,
         when=is_fedcl,
@@ -114,7 +135,7 @@ class Config(experiment.Config):
     distill: float = flag(0.1, "weight of FedDistill's term (0: none)", low=0, when=is_distilling)
 
     def __post_init__(self):
-        """FedProx is a base of bases.py, and so is FedDistill, whose clients keep their nets."""
+        """FedProx is a base of bases.py, and so is FedDistill, whose clients keep their models."""
         bases = {"fedprox": "fedprox", "feddistill": "solo"}
         self.base = bases.get(self.method, "fedavg")
 
@@ -123,10 +144,10 @@ class Config(experiment.Config):
         split_thresholds(self.thresholds)
 
     def reads_rounds(self) -> bool:
-        return is_fedcl(self)  # a phase lasts a share of them
+        return is_fedcl(self)  # a phase lasts a part of them
 
     def federation(self, data: Data, streams: common.Streams) -> common.Federation:
-        """The clients hold a random share of the training set; pixels are in [-1, 1]."""
+        """The clients hold a random part of the training set; pixels are in [-1, 1]."""
         if data.mean is None:
             raise UsageError(f"--dataset {self.dataset}: this script reads images")
         n = len(data.y_train)
@@ -140,22 +161,21 @@ class Config(experiment.Config):
         data = replace(data, x_train=x, y_train=y, owner=owner, mean=middle, std=half)
         fl = Ensemble(self, data, streams)
         if has_generator(self) and fl.model.is_plain:
-            wanted = (
-                f"{self.method}'s generator wants a net with features and a head: build one of "
-            )
-            wanted += "nets.Net, nets.Conv2d and nets.Linear (examples/README.md)"
+            wanted = f"{self.method}'s generator needs a model with features and a head"
+            wanted += ": build one of nets.Net, nets.Conv2d and nets.Linear (examples/README.md)"
             raise UsageError(f"--model {self.model}: {wanted}")
         return fl
 
 
 def split_thresholds(text: str) -> list[float]:
     """'0.8,0.6,0.2' -> S; UsageError unless its numbers fall, all within (0, 1)."""
+    problem = UsageError(f"--thresholds {text}: must be numbers that fall, between 1 and 0")
     try:
         S = [float(word) for word in text.split(",")]
-    except ValueError:
-        S = [1.0]  # refused below
+    except ValueError as error:
+        raise problem from error
     if not (np.diff([1, *S, 0]) < 0).all():
-        raise UsageError(f"--thresholds {text}: must fall from phase to phase within (0, 1)")
+        raise problem
     return S
 
 
@@ -168,35 +188,34 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         federate_baseline(config, fl, run)
         return
     state = fl.start() | begin()
-    loss = functools.partial(objective, config)  # Eq. 19
     for t in run.rounds(state):  # lines 1 and 3; a phase ends in `synchronise`
         clients = select_unfrozen(config, fl, t, state["frozen"])  # lines 4 and 5: some of M_l
         batches = draw_batches(config, fl, t, clients)  # line 8
-        generated = generate(config, fl, state, t, clients)  # line 9
-        update = fl.train(  # line 11: plain SGD; `generated` comes to `loss` as out.extra
-            state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated
-        )
+        objective = local_objective(config, fl, state, t, clients)  # line 9 and Eq. 19
+        update = fl.train(state, t, clients, batches, **objective)  # line 11: plain SGD
         columns = traffic(config, fl, state, update)  # lines 4 and 14, as `state` was sent
         state["label_counts"] |= count_batch_labels(fl, clients, batches)  # line 10: c_k
         state["theta"] = average(state["frozen"], update)  # line 16: Eq. 21
         if is_fedcl(config):
             state["mixtures"] |= fit_mixtures(config, fl, t, update)  # line 13: D_k
-            draws = draw_from_mixtures(fl, state["mixtures"], t)  # line 21
-            state["pool"] = pool_draws(draws)  # lines 18 and 19: the distribution beta
+            scores = sample_mixtures(fl, state["mixtures"], t)  # line 21: N_k
+            state["pool"] = pool_scores(scores)  # lines 18 and 19: the distribution beta
         state |= teach(config, fl, state, t)  # line 17: Eq. 18
         if is_fedcl(config):
-            columns |= synchronise(config, state, update, draws, t)  # lines 19 to 26
+            changes, found = synchronise(config, state, update, scores, t)  # lines 19 to 26
+            state |= changes
+            columns |= found
         run.record(t, state, update, **columns)
 
 
 def begin() -> dict:
-    """What lives from round to round, beside the net."""
+    """What lives from round to round, in addition to the model's weights."""
     return {
         "phase": 0,  # counted from 0
         "phase_began": 0,  # the round in which it began
         "frozen": {},  # M_f: theta (P,) of each client, as it was when the client froze
         "mixtures": {},  # D_k: alpha, mu, sigma^2 of each client that has trained
-        "pool": [],  # all clients' draws, sorted: the distribution beta
+        "pool": [],  # the random scores of all clients, sorted: the distribution beta
         "label_counts": {},  # c_k (C,)
         "generator": None,  # G's weights; with "adam", Adam's moments, once it has learnt
     }
@@ -212,7 +231,7 @@ def select_unfrozen(config, fl, t: int, frozen) -> np.ndarray:
 def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
     """Each client's batches (steps, B), all full; -1 where it has fewer than B samples.
 
-    Passes over the shard in new orders; what does not fill a batch is left out.
+    Passes over the client's samples in new orders. What does not fill a batch is left out.
     """
     steps = config.local_steps
     B = config.batch_size
@@ -232,19 +251,30 @@ def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
     return schedules
 
 
-def objective(config, out: training.Output) -> Tensor:
-    """J (Eq. 19), (K,): the loss of real samples, and of generated features z of labels y.
+def local_objective(config, fl, state: dict, t: int, clients: np.ndarray) -> dict:
+    """What `fl.train` takes to minimise J (Eq. 19): its second part comes once G has learnt."""
+    changes = {"lr": config.lr, "loss": functools.partial(loss_of_samples, config)}
+    if state["generator"]:
+        changes["per_step"] = generate(config, fl, state, t, clients)  # comes as out.extra
+        changes["penalty"] = functools.partial(loss_of_features, config)
+    return changes
 
-    Only the predictor, the net's head, sees the second.
-    """
+
+def loss_of_samples(config, out: training.Output) -> Tensor:
+    """The first part of Eq. 19, (K,): the mean loss of each client's batch."""
     losses = loss_of(config, training.sample_losses(out))
-    J = (out.weight * losses).sum(1)
-    if "z" in out.extra:  # (K, B, F), of this local step
-        y = out.extra["y"]
-        logits = out.net.head(out.extra["z"])
-        ce = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
-        J = J + loss_of(config, ce).view_as(y).mean(1)
-    return J
+    return (out.weight * losses).sum(1)
+
+
+def loss_of_features(config, out: training.Output) -> Tensor:
+    """The second part, (K,): the mean loss of generated features z (K, B, F) with labels y (K, B).
+
+    Only the predictor, the model's head, sees them.
+    """
+    y = out.extra["y"]
+    logits = out.net.head(out.extra["z"])
+    ce = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+    return loss_of(config, ce).view_as(y).mean(1)
 
 
 def loss_of(config, ce: Tensor) -> Tensor:
@@ -255,7 +285,12 @@ def loss_of(config, ce: Tensor) -> Tensor:
 
 
 def confidence_loss(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
-    """l_cl of samples with cross-entropy ce, of any shape; its derivative in ce is s*."""
+    """l_cl (Eq. 7) of samples with cross-entropy ce, of any shape; its derivative in ce is s*.
+
+    ce has an entry for each sample: take the mean of l_cl, not of ce. lam is above 0. At the
+    paper's tau = 10 and lam = 0.5, l_cl is e (ce - 10) + 0.5 for every ce below 9.63. So it is
+    negative there, and trains as cross-entropy at e times the learning rate.
+    """
     s = confidence(ce, tau, lam)
     score = (ce - tau) * s  # Eq. 6
     return score + lam * torch.log(s) ** 2  # Eq. 7
@@ -288,10 +323,10 @@ def lambert_w(y: torch.Tensor) -> torch.Tensor:
 
 
 def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]:
-    """D_k of each client: the mixture of the scores that its own net gives to all its samples."""
+    """D_k of each client: the mixture of the scores that its own model gives to all its samples."""
     clients = update.clients
     shards = [fl.shards[m] for m in clients]
-    # one net at a time: shards are of unlike sizes, and padding them costs more
+    # one model at a time: shards have different sizes, and padding them costs more
     scored = common.score(fl.model, update.gather_thetas(), fl.data, shards, chunk=1)
     mixtures = {}
     for m, (losses, _) in zip(clients, scored, strict=True):
@@ -308,7 +343,10 @@ def difficulty(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
 
 
 def mixture(scores: np.ndarray, seed: int, L: int = 3) -> list[list[float]]:
-    """alpha, mu, sigma^2 of at most L Gaussians for scores (n,), Eq. 12: lists of equal length."""
+    """alpha, mu, sigma^2 of at most L Gaussians for scores (n,), Eq. 12: lists of equal length.
+
+    ValueError if there is no score, or one is not finite.
+    """
     import warnings
 
     from sklearn.mixture import GaussianMixture
@@ -319,8 +357,11 @@ def mixture(scores: np.ndarray, seed: int, L: int = 3) -> list[list[float]]:
     with warnings.catch_warnings(), threadpool_limits(1):  # more threads would change last bits
         warnings.simplefilter("ignore")  # one that has not converged is a mixture all the same
         try:
-            fit.fit(scores[:, None])
-        except ValueError:  # scores near 1e5 that hardly differ: E[x^2] - mu^2 is below 0
+            fit.fit(scores.reshape(-1, 1))
+        except ValueError:
+            if L == 0 or not np.isfinite(scores).all():
+                raise
+            # scores near 1e5 that hardly differ: E[x^2] - mu^2 is below 0
             return [[1.0], [float(scores.mean())], [float(scores.var()) + 1e-6]]
     parts = (fit.weights_, fit.means_[:, 0], fit.covariances_[:, 0])
     return [part.tolist() for part in parts]
@@ -336,85 +377,102 @@ def count_batch_labels(fl, clients: np.ndarray, batches: list) -> dict[int, list
 
 
 def traffic(config, fl, state: dict, update: training.Update) -> dict:
-    """The round's megabytes. Beside the nets: G, p(y) and all mixtures down, c_k and D_k up."""
+    """The round's megabytes. In addition to models: G, p(y), all mixtures down; c_k and D_k up."""
     C = fl.data.classes
     received = 0
-    if state["generator"]:  # beta is drawn alike by all, from the mixtures and a seed
+    if state["generator"]:  # the clients get beta as its mixtures, and the seed of the scores
         weights = sum(tensor.numel() for tensor in state["generator"].values())
-        received = weights + C + NUMBERS_OF_A_MIXTURE * len(state["mixtures"])
-    sent = C
-    if is_fedcl(config):
-        sent += NUMBERS_OF_A_MIXTURE
+        received = weights + C + NUMBERS_OF_A_MIXTURE * len(state["mixtures"])  # FedGen has none
+    sent = C + NUMBERS_OF_A_MIXTURE * is_fedcl(config)
     K = len(update.clients)
     return fl.cost(update, K * received, K * sent)
 
 
 def average(frozen: dict[int, Tensor], update: training.Update) -> Tensor:
-    """The mean (P,) of the frozen clients' nets and of those of this round (Eq. 21).
+    """The mean (P,) of the frozen clients' weights and of those of this round (Eq. 21).
 
     `fl.aggregate` would weigh by samples, and knows no frozen clients.
     """
     return torch.stack([*frozen.values(), *update.gather_thetas()]).mean(0)
 
 
-def draw_from_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
-    """The server's draws (DRAWS,) from the latest mixture of every client."""
-    draws = {}
+def sample_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
+    """N_k (DRAWS,): the server's random scores from the latest mixture of every client."""
+    scores = {}
     for m in sorted(mixtures):
-        draws[m] = draw_scores(mixtures[m], DRAWS, fl.streams("pool", t, m))
-    return draws
+        scores[m] = draw_scores(mixtures[m], DRAWS, fl.streams("pool", t, m))
+    return scores
 
 
 def draw_scores(mixture: list, n: int, rng: np.random.Generator) -> np.ndarray:
-    """n draws from the Gaussian mixture (alpha, mu, sigma^2)."""
+    """n random scores from the Gaussian mixture (alpha, mu, sigma^2).
+
+    rng is np.random.default_rng(seed).
+    """
     alpha, mu, variance = np.array(mixture)
     which = rng.choice(len(alpha), n, p=alpha / alpha.sum())
     return rng.normal(mu[which], np.sqrt(variance[which]))
 
 
-def pool_draws(draws: dict[int, np.ndarray]) -> list[float]:
-    """All clients' draws, sorted."""
-    return np.sort(np.concatenate(list(draws.values()))).tolist()
+def pool_scores(scores: dict[int, np.ndarray]) -> list[float]:
+    """The scores of all clients, sorted."""
+    return np.sort(np.concatenate(list(scores.values()))).tolist()
 
 
-def synchronise(config, state: dict, update: training.Update, draws: dict, t: int) -> dict:
+def synchronise(
+    config, state: dict, update: training.Update, scores: dict, t: int
+) -> tuple[dict, dict]:
     """Freezes clients that have passed (lines 19 to 26) and ends the phase once enough have.
 
-    Both are noted in `state`; returned are the round's columns.
+    Returns what changes in the state, and the round's columns.
     """
     S = split_thresholds(config.thresholds)
     phase = state["phase"]
     if phase == len(S):  # after the last one, where Algorithm 1 ends
-        return {"phase": phase + 1, "frozen": 0, "froze": 0}
+        return {}, {"phase": phase + 1, "frozen": 0, "froze": 0}
 
     beta_T = quantile(state["pool"], S[phase])  # line 19
     passed = {}
     fractions = []
-    for m, theta in zip(update.clients, update.gather_thetas(), strict=True):  # line 20
-        below = (draws[m] <= beta_T).sum()
-        fractions.append(f"{m}:{below / DRAWS:.3f}")
-        if below > DRAWS * config.v + 1e-9:  # line 22: strictly more
-            passed[int(m)] = theta.clone()
+    for m, theta in zip(update.clients.tolist(), update.gather_thetas(), strict=True):  # line 20
+        fraction = (scores[m] <= beta_T).mean()
+        fractions.append(f"{m}:{fraction:.3f}")
+        if fraction > config.v:  # line 22
+            passed[m] = theta.clone()
     frozen = state["frozen"] | passed  # line 23
     columns = {"phase": phase + 1, "frozen": len(frozen), "froze": len(passed), "beta_T": beta_T}
+    columns["fractions"] = " ".join(fractions)
 
-    advance = ""
-    if t + 1 - state["phase_began"] >= config.rounds / len(S):
-        advance = "forced"
-    if len(frozen) >= config.phase_quorum * config.clients - 1e-9:
-        advance = "natural"  # line 3: M_l is empty, where the quorum is 1
+    changes = {"frozen": frozen}
+    rounds_taken = t + 1 - state["phase_began"]
+    limit = config.rounds / len(S)
+    advance = end_of_phase(len(frozen), config.clients, config.phase_quorum, rounds_taken, limit)
     if advance:
-        state["phase"] = phase + 1
-        state["phase_began"] = t + 1
-        frozen = {}  # line 2
-    state["frozen"] = frozen
-    return columns | {"fractions": " ".join(fractions), "advance": advance}
+        changes = {"frozen": {}, "phase": phase + 1, "phase_began": t + 1}  # line 2
+    return changes, columns | {"advance": advance}
 
 
 def quantile(pool: list[float], T: float) -> float:
-    """beta_T, element ceil(T n), counted from 1, of the n sorted draws."""
-    rank = math.ceil(T * len(pool) - 1e-9)  # 0.07 * 100 is 7.000000000000001
-    return pool[max(rank, 1) - 1]
+    """beta_T of the sorted pool (n,): the first score up to which at least a fraction T lies.
+
+    It is element ceil(T n), counted from 1.
+    """
+    n = len(pool)
+    fractions = np.arange(1, n + 1) / n
+    return pool[(fractions < T).sum()]
+
+
+def end_of_phase(frozen: int, M: int, quorum: float, rounds_taken: int, limit: float) -> str:
+    """Why a phase ends after this round: "natural" or "forced"; "" if it does not.
+
+    It ends if the fraction `quorum` of the M clients is frozen (all in line 3, where M_l is empty),
+    or else after `limit` rounds.
+    """
+    if frozen / M >= quorum:
+        return "natural"
+    if rounds_taken >= limit:
+        return "forced"
+    return ""
 
 
 # --------------------------------------------------------------------------------- the generator
@@ -437,27 +495,39 @@ def build_generator(config, fl, state: dict) -> nn.Sequential:
 
 
 def draw_conditions(config, fl, state: dict, shape: tuple, purpose: str, *key) -> tuple:
-    """Labels y ~ p(y) of this shape; G's input (*shape, ..): epsilon, one-hot y, a score ~ beta."""
+    """Random labels y of this shape and G's input for them, on the model's device."""
     counts = np.sum(list(state["label_counts"].values()), axis=0)
-    p = counts / counts.sum()  # Eq. 15
-    y = fl.streams(purpose + " label", *key).choice(len(p), shape, p=p)
-    epsilon = fl.streams(purpose + " noise", *key).standard_normal((*shape, NOISE))
-    parts = [epsilon, np.eye(len(p))[y]]
-    if is_fedcl(config):
-        pool = np.array(state["pool"])
-        r = fl.streams(purpose + " difficulty", *key).integers(len(pool), size=shape)
-        score = (pool[r] - pool.mean()) / max(pool.std(), 1e-12)
-        parts.append(score[..., None])
-    conditions = np.concatenate(parts, -1)
+    pool = np.array(state["pool"])  # FedGen has none
+    rngs = [fl.streams(f"{purpose} {part}", *key) for part in ("label", "noise", "difficulty")]
+    y, conditions = sample_conditions(counts, pool, shape, *rngs)
     y = torch.as_tensor(y, device=fl.model.device)
     return y, torch.as_tensor(conditions, device=fl.model.device, dtype=fl.model.dtype)
 
 
+def sample_conditions(
+    counts: np.ndarray, pool: np.ndarray, shape: tuple, rng_y, rng_epsilon, rng_score
+) -> tuple[np.ndarray, np.ndarray]:
+    """Random labels y ~ p(y) of this shape, and G's input for them: epsilon, one-hot y, a score.
+
+    counts (C,)  how many samples of each class were in the clients' batches
+    pool (n,)    the scores; empty where G gets none
+    rng_...      NumPy's random generators: methods share labels and noise
+
+    The input is (*shape, NOISE + C + 1), or one less without a score.
+    """
+    p = counts / counts.sum()  # Eq. 15
+    y = rng_y.choice(len(p), shape, p=p)
+    parts = [rng_epsilon.standard_normal((*shape, NOISE)), np.eye(len(p))[y]]
+    if len(pool):
+        r = rng_score.integers(len(pool), size=shape)  # Section IV-A
+        score = (pool[r] - pool.mean()) / max(pool.std(), 1e-12)
+        parts.append(score[..., None])
+    return y, np.concatenate(parts, -1)
+
+
 @torch.no_grad()
 def generate(config, fl, state: dict, t: int, clients: np.ndarray) -> dict[str, list]:
-    """Each client's features z (steps, B, F) and labels y (steps, B), once G has learnt."""
-    if not state["generator"]:
-        return {}
+    """Each client's features z (steps, B, F) and labels y (steps, B)."""
     G = build_generator(config, fl, state).eval()
     shape = (config.local_steps, config.batch_size)
     features = []
@@ -473,10 +543,9 @@ def generate(config, fl, state: dict, t: int, clients: np.ndarray) -> dict[str, 
 def teach(config, fl, state: dict, t: int, diversity: float = 1.0) -> dict:
     """Trains G for a round on Eq. 18, and on FedGen's `similarity` with the weight `diversity`.
 
-    Returns what changes in the state: G's weights, and Adam's moments.
-
-    Eq. 18 judges z by the mean of the logits of the clients' heads. As heads are linear, these are
-    the logits of their mean, the global head.
+    Returns what changes in the state: G's weights, and Adam's moments. Eq. 18 judges z by the mean
+    of the logits of the clients' heads. As heads are linear, these are the logits of their mean,
+    the global head.
     """
     head = fl.model.bind(state["theta"][None]).head
     G = build_generator(config, fl, state).train()
@@ -497,9 +566,12 @@ def teach(config, fl, state: dict, t: int, diversity: float = 1.0) -> dict:
 
 
 def similarity(z: Tensor, epsilon: Tensor) -> Tensor:
-    """exp(-mean_ij d_z d_epsilon): 1 where all features z (n, F) agree, whatever their noise."""
-    d_z = torch.cdist(z, z, p=1) / z.shape[1]  # mean |z_i - z_j|
-    d_epsilon = (epsilon[:, None] - epsilon).square().mean(-1)  # mean square
+    """exp(-mean_ij d_z d_epsilon) of features z (n, F) made from noise epsilon (n, NOISE).
+
+    It is 1 where all z are equal. d_z is the mean |z_i - z_j|, d_epsilon the mean square.
+    """
+    d_z = torch.cdist(z, z, p=1) / z.shape[1]
+    d_epsilon = (epsilon[:, None] - epsilon).square().mean(-1)
     return torch.exp(-(d_z * d_epsilon).mean())
 
 
@@ -507,31 +579,32 @@ def similarity(z: Tensor, epsilon: Tensor) -> Tensor:
 
 
 def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run) -> None:
-    """FedAvg; FedProx, whose base adds its term; FedEnsemble, FedAvg tested as an ensemble.
+    """FedAvg and five methods that change one thing of it.
 
-    FedDistill, whose clients share mean logits and keep their nets; FedDistill+, which averages
-    these, too.
+    FedProx has a base with a further term. FedEnsemble is tested as an ensemble. FedDistill's
+    clients share mean logits and keep their models, FedDistill+ averages the models, too.
     """
     state = fl.start() | {"logits": {}}  # m -> FedDistill's mean logits (C, C)
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
         batches = draw_batches(config, fl, t, clients)
+        numbers = len(clients) * fl.data.classes**2  # in Q, and in what the clients send for it
+        received = 0
         penalty = None
         if state["logits"]:
             Q = torch.stack(list(state["logits"].values())).nanmean(0)
             penalty = functools.partial(distillation, config.distill, Q)  # joins the loss
+            received = numbers
         update = fl.train(state, t, clients, batches, lr=config.lr, penalty=penalty)
 
         columns = {}
         if is_distilling(config):
-            numbers = len(clients) * fl.data.classes**2  # Q, and each client's part of it
-            received = numbers if penalty else 0
             columns = fl.cost(update, received, sent=numbers)
             state["logits"] |= mean_logits(config, fl, update)
-        if config.method == "fedensemble":  # last, the net that was sent: of all that did not train
+        if config.method == "fedensemble":  # the last row is the model of all that did not train
             state["ensemble"] = torch.cat([update.gather_thetas(), state["theta"][None]])
         if config.method == "feddistill":
-            state["theta"] = fl.aggregate(state, update)  # base solo: keeps each client's own net
+            state["theta"] = fl.aggregate(state, update)  # base solo keeps each client's own model
         else:
             state["theta"] = average({}, update)
         run.record(t, state, update, **columns)
@@ -561,18 +634,18 @@ def mean_logits(config, fl, update: training.Update) -> dict[int, Tensor]:
 
 
 class Ensemble(common.Federation):
-    """Clients of which FedEnsemble tests all nets as one: the mean of their logits."""
+    """A federation in which FedEnsemble tests all models as one: the mean of their logits."""
 
     def predict(self, state: dict):
-        """The logits (n, C) of every net that is tested."""
+        """The logits (n, C) of every model that is tested."""
         if "ensemble" not in state:
             return super().predict(state)
-        nets = state["ensemble"]
+        models = state["ensemble"]
         x = self.data.images("test", self.model.dtype)
-        everything = [np.arange(len(x))] * len(nets)
-        logits = common.predict_shards(self.model, nets, x, everything, self.config.chunk)
-        M = self.config.clients  # who did not train holds the last net, which `logits` has once
-        return [(sum(logits) + (M - len(nets)) * logits[-1]) / M]
+        everything = [np.arange(len(x))] * len(models)
+        logits = common.predict_shards(self.model, models, x, everything, self.config.chunk)
+        M = self.config.clients  # who did not train has the last model, which is in `logits` once
+        return [(sum(logits) + (M - len(models)) * logits[-1]) / M]
 
 
 # -------------------------------------------------------------------------------- the command line

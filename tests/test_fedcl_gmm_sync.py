@@ -1,7 +1,6 @@
 """FedCL and its baselines against closed forms, SciPy, scikit-learn, loops and literal runs."""
 
 import copy
-import functools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -569,11 +568,12 @@ def check(draws, trained=None, t=0, frozen=(), phase=0, began=0, **flags):
     K = len(draws)
     default = {"clients": K, "clients_per_round": K, "rounds": 10, "thresholds": "0.8,0.2"}
     config = small(**default | flags)
-    state = {"phase": phase, "phase_began": began, "pool": g.pool_draws(draws)}
+    state = {"phase": phase, "phase_began": began, "pool": g.pool_scores(draws)}
     state["frozen"] = {m: torch.zeros(1) for m in frozen}
     clients = np.array(list(draws if trained is None else trained))
     update = SimpleNamespace(clients=clients, gather_thetas=lambda: torch.ones(len(clients), 1))
-    return g.synchronise(config, state, update, draws, t), state
+    changes, columns = g.synchronise(config, state, update, draws, t)
+    return columns, state | changes
 
 
 def test_beta_T_is_numpys_inverted_cdf_and_counts_add_up():
@@ -633,7 +633,7 @@ def test_pigeonhole_bounds_who_can_pass_one_check(T, v, most):
 
 def test_hand_made_mixtures_freeze_only_fresh_participants_below_beta():
     points = {m: [[1.0], [float(m)], [1e-20]] for m in range(4)}  # scores 0, 1, 2, 3
-    draws = g.draw_from_mixtures(SimpleNamespace(streams=common.Streams(1)), points, 0)
+    draws = g.sample_mixtures(SimpleNamespace(streams=common.Streams(1)), points, 0)
     columns, _ = check(draws, trained=[1, 2], thresholds="0.3,0.2")
     # element 384 of 1280: all draws of client 0 and 64 of client 1
     assert abs(columns["beta_T"] - 1) < 1e-6
@@ -758,10 +758,10 @@ def test_scores_that_are_not_finite_stop_the_run(monkeypatch, bad):
 def test_server_draws_follow_the_mixture_and_change_every_round():
     fl = SimpleNamespace(streams=common.Streams(1))
     mixture = [[0.5, 0.3, 0.2], [-6.0, 0.0, 4.0], [0.04, 0.25, 1.0]]
-    rounds = [g.draw_from_mixtures(fl, {7: mixture}, t)[7] for t in range(100)]
+    rounds = [g.sample_mixtures(fl, {7: mixture}, t)[7] for t in range(100)]
     assert all(len(scores) == 320 for scores in rounds)
     assert not np.array_equal(rounds[0], rounds[1])
-    both = g.draw_from_mixtures(fl, {2: mixture, 7: mixture}, 3)
+    both = g.sample_mixtures(fl, {2: mixture, 7: mixture}, 3)
     np.testing.assert_array_equal(rounds[3], both[7])
     x = np.concatenate(rounds)
     assert abs(x.mean() - (-3 + 0.8)) < 0.05
@@ -874,6 +874,7 @@ def test_conditions_follow_p_y_and_the_standardised_pool():
     assert abs(s.std() - 1) < 0.03
     assert abs(eps.std() - 1) < 0.01
     fedgen, fl, _ = begun("fedgen")  # the methods share labels and noise
+    state["pool"] = []
     again = g.draw_conditions(fedgen, fl, state, (200, 100), "synthetic", 0, 3)
     assert torch.equal(again[0], y)
     assert torch.equal(again[1], x[..., :42])
@@ -901,7 +902,7 @@ def test_rank_correlation_of_a_generator_that_obeys(monkeypatch):
 def test_generated_features_come_from_the_generator_in_eval_mode():
     config, fl, state = begun()
     clients = np.array([0, 3])
-    assert g.generate(config, fl, state, 0, clients) == {}
+    assert {*g.local_objective(config, fl, state, 0, clients)} == {"lr", "loss"}
     state |= g.teach(config, fl, state, 0)  # its batch norm's statistics are now its own
     generated = g.generate(config, fl, state, 1, clients)
     G = g.build_generator(config, fl, state).eval()
@@ -933,14 +934,13 @@ def test_synthetic_term_moves_the_head_and_nothing_else():
     state |= g.teach(config, fl, state, 0)
     generated = g.generate(config, fl, state, 1, clients)
     batches = g.draw_batches(config, fl, 0, clients)
-    loss = functools.partial(g.objective, config)
 
-    def one_step(per_step):
-        update = fl.train(state, 0, clients, batches, lr=0.1, loss=loss, per_step=per_step)
-        return update.gather_thetas()
+    def one_step(state):
+        objective = g.local_objective(config, fl, state, 1, clients) | {"lr": 0.1}
+        return fl.train(state, 0, clients, batches, **objective).gather_thetas()
 
-    plain = one_step({})
-    mixed = one_step(generated)
+    plain = one_step(state | {"generator": None})
+    mixed = one_step(state)
     differs = (plain != mixed).any(0)
     head = slice(26_104, 26_434)  # 32 x 10 + 10
     assert differs[head].all()
@@ -964,16 +964,16 @@ def test_fedcl_is_fedgen_with_confidence_difficulty_and_phases(tmp_path, monkeyp
     difficult, _ = trained(tmp_path / "difficult", v=1.0)
     assert not torch.equal(difficult["theta"], fedgen["theta"])
 
-    draw_conditions = g.draw_conditions
+    sample_conditions = g.sample_conditions
     build_generator = g.build_generator
 
-    def without_difficulty(config, *rest):
-        return draw_conditions(replace(config, method="fedgen"), *rest)
+    def without_difficulty(counts, pool, *rest):
+        return sample_conditions(counts, [], *rest)
 
     def without_its_input(config, *rest):
         return build_generator(replace(config, method="fedgen"), *rest)
 
-    monkeypatch.setattr(g, "draw_conditions", without_difficulty)
+    monkeypatch.setattr(g, "sample_conditions", without_difficulty)
     monkeypatch.setattr(g, "build_generator", without_its_input)
     bare, _ = trained(tmp_path / "bare", v=1.0)
     assert torch.equal(bare["theta"], fedgen["theta"])
@@ -1258,8 +1258,8 @@ def test_results_count_rounds_and_updates_to_fedavgs_final_accuracy():
         ("--tau 0", "--tau"),
         ("--tau nan", "--tau"),
         ("--data-share 0.1 1", "only 144 samples, --min-size 32"),
-        (f"--model {Path(__file__)}:Flat", "fedcl's generator wants a net with features"),
-        (f"--method fedavg fedgen --model {Path(__file__)}:Flat", "fedgen's generator wants"),
+        (f"--model {Path(__file__)}:Flat", "fedcl's generator needs a model with features"),
+        (f"--method fedavg fedgen --model {Path(__file__)}:Flat", "fedgen's generator needs"),
         ("--method fedsgd", "fedsgd"),
         ("--lam 0", "--lam"),
         ("--v 1.1", "--v"),

@@ -24,7 +24,7 @@ NODES = {
     "fedavg_curriculum.py": 1400,
     "client_curriculum.py": 1800,
     "fedcl_fgn.py": 1300,
-    "fedcl_gmm_sync.py": 2900,
+    "fedcl_gmm_sync.py": 3000,
     "fedac_art.py": 2100,
 }
 SCRIPTS = (

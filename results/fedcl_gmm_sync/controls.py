@@ -16,7 +16,6 @@ fedcl and its variants have one column more, rank_correlation: do generated feat
 Spearman's, of the difficulty that the generator is given and the one that the global head sees.
 """
 
-import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -98,9 +97,8 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     for t in run.rounds(state):
         clients = paper.select_unfrozen(config, fl, t, state["frozen"])
         batches = paper.draw_batches(config, fl, t, clients)
-        generated = paper.generate(config, fl, state, t, clients)
-        loss = functools.partial(paper.objective, config)
-        update = fl.train(state, t, clients, batches, lr=config.lr, loss=loss, per_step=generated)
+        objective = paper.local_objective(config, fl, state, t, clients)
+        update = fl.train(state, t, clients, batches, **objective)
 
         columns = paper.traffic(config, fl, state, update)
         state["label_counts"] |= paper.count_batch_labels(fl, clients, batches)
@@ -110,13 +108,15 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         state["theta"] = paper.average(averaged, update)
         if paper.is_fedcl(config):
             state["mixtures"] |= paper.fit_mixtures(config, fl, t, update)
-            draws = paper.draw_from_mixtures(fl, state["mixtures"], t)
-            state["pool"] = paper.pool_draws(draws)
+            scores = paper.sample_mixtures(fl, state["mixtures"], t)
+            state["pool"] = paper.pool_scores(scores)
         state |= paper.teach(config, fl, state, t, diversity)
         if paper.is_fedcl(config):
             columns["rank_correlation"] = rank_correlation(config, fl, state, t)
             if method != "fedcl-nofreeze":
-                columns |= paper.synchronise(config, state, update, draws, t)
+                changes, found = paper.synchronise(config, state, update, scores, t)
+                state |= changes
+                columns |= found
         run.record(t, state, update, **columns)
 
 
