@@ -1,0 +1,48 @@
+"""python -m examples.track --rounds 20 --trials 1
+
+fedcl_fgn.py, with every round written to TensorBoard as it ends: tensorboard --logdir runs
+
+`track` is a function of a module, so it works in the processes of --jobs, too. If it fails, the
+run says so in one line and trains on. A resumed run tracks its further rounds.
+"""
+
+import functools
+import re
+
+from torch.utils.tensorboard import SummaryWriter
+
+import experiment
+import fedcl_fgn
+
+
+@functools.cache
+def writer(folder: str) -> SummaryWriter:
+    """One for each run in a process. Weights & Biases: wandb.init(dir=folder, reinit=..)."""
+    return SummaryWriter(folder)  # MLflow: mlflow.start_run(run_name=folder)
+
+
+def track(run: experiment.Run, row: dict) -> None:
+    """Writes a row of metrics.csv: the numbers under their columns' names, by round."""
+    name = re.sub(r"[^\w.=-]+", "-", str(run))
+    board = writer(str(run.script.folder / "tensorboard" / name))
+    for column, value in row.items():
+        if isinstance(value, int | float) and column not in ("trial", "round"):
+            board.add_scalar(column, value, row["round"])
+    board.flush()  # W&B: wandb.log(row, step=row["round"]); MLflow: mlflow.log_metrics(numbers, ..)
+
+
+def main(argv=None) -> None:
+    script = experiment.Script(
+        config=fedcl_fgn.Config,
+        presets=fedcl_fgn.PRESETS,
+        doc=__doc__,
+        federate=fedcl_fgn.federate,
+        compare=("method", "detector"),
+        name=fedcl_fgn.name,
+        track=track,
+    )
+    experiment.main(script, argv)
+
+
+if __name__ == "__main__":
+    main()
