@@ -1,7 +1,7 @@
 """python -m results.figures
 
 Draws the figure of every script's page from the evidence: comparisons as means over trials and 95 %
-intervals, in points of accuracy, beside what the paper prints. Where they are many, those not at
+intervals, in points of accuracy, next to the published numbers. Where they are many, those not at
 the paper's setting are one for each claim, that of the page's table. Colours say what a row is for
 its claim, after Holm's correction.
 """
@@ -19,8 +19,8 @@ ACCURACY = ("final", "last10", "late")
 PAPER = "the paper's number"
 COLORS = {"for": "C0", "against": "C1", UNDECIDED: "0.5"}
 PANELS = {
-    "paper": "The paper's claims, at the paper's setting",
-    "reduced": "The paper's claims, in a smaller setting",
+    "paper": "The paper's claims, its setting",
+    "reduced": "The paper's claims, a smaller setting",
     "own": "Our questions",
 }
 MANY = 40
@@ -45,7 +45,7 @@ def draw(script: str) -> None:
     axes[-1, 0].set_xlim(low, high)
     for axis, (title, rows) in zip(axes[:, 0], panels.items(), strict=True):
         draw_panel(axis, rows, title)
-    axes[-1, 0].set_xlabel("points of accuracy: mean, 95 % interval; colours: is it for the claim?")
+    axes[-1, 0].set_xlabel("points of accuracy: mean and 95 % interval")
     entries = {}  # each label once
     for axis in axes[:, 0]:
         handles, labels = axis.get_legend_handles_labels()
@@ -53,7 +53,7 @@ def draw(script: str) -> None:
     figure.legend(entries.values(), entries, loc="upper right", ncols=4, fontsize=8)
     figure.suptitle(f"{script}.py: what came out", x=0.02, ha="left", weight="bold")
     figure.tight_layout()
-    figure.savefig(FOLDER / script / "differences.png", dpi=110)
+    figure.savefig(FOLDER / script / "differences.png", dpi=90)
     plt.close(figure)
 
 
@@ -65,7 +65,7 @@ def panels_of(about, is_short=False) -> dict[str, list]:
         choose = tables.family
         if is_short and scale != "paper":
             choose = tables.telling
-            title += " (a row for each)"
+            title += " (one row each)"
         rows = rows_of(claims, choose)
         if rows:
             panels[title] = rows
@@ -116,11 +116,11 @@ def draw_panel(axis, rows: list, title: str) -> None:
         if high > right:
             axis.plot(right, height, ">", color=color, clip_on=False)
         if row.paper:
-            axis.plot(float(row.paper), height, "kD", markersize=5, label=PAPER)
+            axis.plot(float(row.paper), height - 0.25, "kD", markersize=5, label=PAPER)
     axis.set_yticks(range(len(rows)), map(name, rows), fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(axis="x", color="0.9")
-    axis.set_title(title, loc="left", fontsize=10)
+    axis.set_title(title, loc="left", fontsize=9)
 
 
 if __name__ == "__main__":

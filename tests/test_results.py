@@ -243,7 +243,7 @@ def test_a_figure_colours_what_is_decided_and_marks_what_is_cut():
     blue, orange, grey, black = "C0", "C1", "0.5", "k"
     circles = [("o", 1, 0, blue), ("o", 1, 1, grey), ("o", -0.25, 2, orange)]
     arrows = [("<", low, 1, grey), (">", high, 1, grey)]
-    assert sorted(found) == sorted([*circles, ("D", 2, 0, black), *arrows])
+    assert sorted(found) == sorted([*circles, ("D", 2, -0.25, black), *arrows])
 
 
 def test_a_figure_has_all_comparisons_at_the_papers_setting_and_where_they_are_few(monkeypatch):
@@ -265,7 +265,7 @@ def test_a_figure_has_all_comparisons_at_the_papers_setting_and_where_they_are_f
     assert ours == list(zip(rows.claim, rows.what, strict=True))  # twelve: few
     panels.clear()
     figures.draw("fedavg_curriculum")
-    rows = panels["Our questions (a row for each)"]
+    rows = panels["Our questions (one row each)"]
     claims = [claim for claim, _ in rows]
     assert len(claims) == len(set(claims)) > 10
     assert all(tables.outcome(claim)[0].startswith(what) for claim, what in rows)
