@@ -87,13 +87,15 @@ class Config(experiment.Config):
     weight_decay: float = 5e-4
 
     client_order: str = flag(
-        ("curriculum", "vanilla"),
+        "curriculum",
         "the first pools: of easy clients, of hard ones, of random ones, or of all",
+        sweep=("curriculum", "vanilla"),
         choices=ORDERS,
     )
     data_order: str = flag(
-        ("curriculum", "vanilla"),
+        "curriculum",
         "a client's samples: easy first, hard first, a random permutation, or all at every step",
+        sweep=("curriculum", "vanilla"),
         choices=ORDERS,
     )
     score: str = flag(

@@ -73,6 +73,9 @@ def is_not_moon(config) -> bool:
     return config.base != "moon"
 
 
+METHODS = ("fedac", "base")
+
+
 @dataclass
 class Config(experiment.Config):
     """Common flags with this script's defaults, then the curriculum's own."""
@@ -86,7 +89,7 @@ class Config(experiment.Config):
     momentum: float = 0.9
     weight_decay: float = 1e-5
 
-    method: str = flag(("fedac", "base"), "the curriculum, or its base", choices=("fedac", "base"))
+    method: str = flag("fedac", "the curriculum, or its base", sweep=METHODS, choices=METHODS)
     rho: float = flag(
         -1.0,
         "vigilance of Eq. 1: large for many clusters (-1: .35, on grey images .6)",

@@ -96,6 +96,8 @@ class Config(experiment.Config):
     v and the thresholds are Table VI's best.
     """
 
+    computed = ("base",)  # not annotated, so no option
+
     model: str = "fedgen-cnn"
     clients: int = 20
     clients_per_round: int = 10
@@ -107,7 +109,7 @@ class Config(experiment.Config):
     base: str = flag("fedavg", "not read here: --method is", choices=("fedavg",))
     mu: float = flag(0.1, "of fedprox: weight of its proximal term", low=0)
 
-    method: str = flag(METHODS, "FedCL and its baselines", choices=METHODS)
+    method: str = flag("fedcl", "FedCL and its baselines", sweep=METHODS, choices=METHODS)
     local_steps: int = flag(20, "SGD steps of a client in a round", low=1)
     data_share: float = flag(
         1.0, "fraction of the training set that the clients hold (the paper: half)", above=0, high=1

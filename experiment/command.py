@@ -1,159 +1,194 @@
-"""The command line: runs are planned, trained, in processes of their own or not, and reported."""
+"""The command line of a script: plan all runs, train them where there is room, report.
 
+Exit status, each with one line: 2 a mistake of the caller, 3 an update that is not finite, 5 a file
+that cannot be written, too little memory or a process that is gone, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+import contextlib
 import dataclasses
+import datetime
+import itertools
 import json
 import math
-import multiprocessing
 import os
+import pickle
 import shlex
-import signal
+import subprocess
 import sys
-from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, ProcessPoolExecutor, wait
+import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from joblib import cpu_count
-from tqdm import tqdm
 
 from common import NonFiniteError
-from data import UsageError
+from data import UsageError, first_line
 
 from . import report
-from .disk import choose_folder, locked
-from .flags import Config, about_flag, parse
+from .disk import choose_folder, claim, locked, written_aside
+from .flags import Config, parse
 from .processes import (
-    begin_worker,
-    interrupt,
+    FAILED_START,
+    GPU_ERRORS,
+    ROOT,
+    Workers,
+    gpu_fault,
+    has_group,
+    is_memory_error,
+    is_starting,
     joined_ranks,
     keep_heap,
+    leave_group,
     on_first_rank,
-    postponed_stop,
-    process_context,
     rank,
     ranks,
-    say,
-    stop,
+    sigterm_as_ctrl_c,
     tell_parent,
 )
 from .runs import Run, Script, train
+from .terminal import Progress, patient_output, say
 
 
-def train_all(runs: list[Run]) -> None:
-    """Trains every run, those that read another one's result after the rest."""
-    early = [run for run in runs if not run.script.after(run.config)]
-    late = [run for run in runs if run.script.after(run.config)]
-    processes = count_processes(runs)
-    progress = Progress(sum(run.config.rounds for run in runs))
-    with progress.bar:
-        if processes > 1:
-            train_in_processes([early, late], processes, progress)
-        else:
-            for run in early + late:
-                train(run, progress)
+def main(script: Script, argv: list[str] | None = None) -> None:
+    """Runs a script's command line: `main(Script(federate=.., compare=.., config=Config, ..))`.
 
+    argv  the words after the script's name; those of this process if it is not given
 
-def count_processes(runs: list[Run]) -> int:
-    """--jobs, by default cores / --threads (on a GPU one), at most one a run; a rank is alone."""
-    config = runs[0].config
-    if ranks() > 1:
-        return 1
-    automatic = 1 if runs[0].device == "cuda" else cpu_count() // config.threads
-    return min(len(runs), config.jobs or max(1, automatic))
-
-
-class Progress:
-    """Counts the rounds of all runs: a bar in a terminal, else a line for every tenth of them."""
-
-    def __init__(self, total: int):
-        self.total = total
-        self.done = 0
-        is_hidden = rank() > 0 or not sys.stderr.isatty()
-        self.bar = tqdm(total=total, unit="round", leave=False, disable=is_hidden)
-
-    def __call__(self, rounds: int, accuracy: float) -> None:
-        """So many rounds more are done, and this is the accuracy that was tested last."""
-        tenths = 10 * self.done // self.total
-        self.done += rounds
-        self.bar.set_postfix_str(f"accuracy {accuracy:.1f}", refresh=False)
-        self.bar.update(rounds)
-        if self.bar.disable and 10 * self.done // self.total > tenths:
-            say(f"{self.done} of {self.total} rounds, accuracy {accuracy:.1f}")
-
-
-def train_in_processes(groups: list[list[Run]], processes: int, progress: Progress) -> None:
-    """Trains one group of runs after the other, in processes of their own."""
-    context = process_context()
-    shared = context.Array("d", [0, math.nan])  # rounds trained, the accuracy tested last
-    with ProcessPoolExecutor(processes, context, begin_worker, (shared,)) as pool:
-        try:
-            for group in groups:
-                futures = {}
-                with postponed_stop():  # half started, a process could not be ended below
-                    for run in group:
-                        vars(run).pop("fl", None)  # its process builds one of its own
-                        future = pool.submit(train_in_worker, run.script, run.config, run.trial)
-                        futures[future] = run
-                waiting = set(futures)
-                while waiting:
-                    done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_EXCEPTION)
-                    for future in done:
-                        vars(futures[future]).update(future.result())
-                    progress(int(shared[0]) - progress.done, shared[1])
-        except BaseException:
-            for worker in multiprocessing.active_children():
-                worker.terminate()
-            raise
-
-
-def train_in_worker(script: Script, config: Config, trial: int) -> dict:
-    """`train` of a run that this process makes for itself, with its data and federation."""
-    return train(script.run(config, trial), tell_parent)
-
-
-RESULTS = ("config.json", "metrics.csv", "summary.json", "checkpoints/*-trial*.pt")
-
-
-def claim(folder: Path, configs: list[Config], compare: tuple[str, ...]) -> None:
-    """The folder becomes this command's, if it holds no results or --resume says so."""
-    first = configs[0]
-    flags = {}
-    for field in first.__dataclass_fields__:
-        flags[field] = sorted({str(getattr(config, field)) for config in configs})
-    path = folder / "config.json"
-    if not first.resume and any([*folder.glob(pattern)] for pattern in RESULTS):
-        raise UsageError(f"--out {folder}: holds results; --resume goes on")
-    if first.resume and path.exists():
-        refuse_other_flags(path, flags, configs, compare)
-    for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
-        half.unlink()
-    path.write_text(json.dumps(flags, indent=1))
-
-
-def refuse_other_flags(path: Path, flags: dict, configs: list[Config], compare) -> None:
-    """UsageError where a flag has none of the values of before, which config.json at `path` holds.
-
-    A resumed sweep may be wider or narrower, its methods others, and it may have more rounds where
-    no arm reads how many there are.
+    It can be called in a thread, in a notebook, and more than once. It raises SystemExit where a
+    command would end with an exit status (see above); otherwise it returns when all results are
+    written.
     """
+    if is_starting():  # the script has no main guard
+        os._exit(FAILED_START)
+    command = shlex.join(sys.orig_argv if argv is None else [script.config.__module__, *argv])
+    argv = sys.argv[1:] if argv is None else argv
+    if not os.environ.get("MPLBACKEND", "").startswith("module://"):  # a notebook's own
+        os.environ["MPLBACKEND"] = "agg"
+    keep_heap()
+    with patient_output():
+        try:
+            refuse_strangers()
+            configs, script.swept = parse(script.config, script.presets, script.doc, argv)
+            with sigterm_as_ctrl_c():
+                conduct(script, configs, command)
+        except KeyboardInterrupt as error:  # heard by all ranks
+            say(f"stopped{resume_hint(script)}")
+            sys.exit(error.args[0] if error.args else 130)
+        except Exception as error:
+            status, line = explain(error)
+            if status == 5:
+                line += resume_hint(script)
+            trains_alone = script.folder is not None and script.ranks == 1
+            stop(status, f"error: {line}", trains_alone)
+
+
+def refuse_strangers() -> None:
+    """Raises UsageError where a module of ours is another one, which was found before it."""
+    for path in Path(ROOT).glob("*.py"):
+        found = getattr(sys.modules.get(path.stem), "__file__", None) or str(path)
+        if not os.path.samefile(found, path):
+            raise UsageError(f"{found} is imported in place of our {path.name}: rename it")
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """The exit status of an expected error, and its line. Raises another one again."""
+    if isinstance(error, UsageError):
+        return 2, str(error)
+    if isinstance(error, NonFiniteError):
+        return 3, str(error)
+    if is_memory_error(error):
+        advice = "try --chunk 1, or a smaller --batch-size if clients train one at a time already"
+        return 5, f"out of memory: {advice} ({first_line(error)})"
+    if isinstance(error, GPU_ERRORS):
+        return 5, f"the GPU failed ({first_line(error)})"
+    if isinstance(error, OSError):
+        return 5, str(error)
+    raise error
+
+
+def stop(status: int, line: str, trains_alone=False) -> None:
+    """Ends this process. torchrun ends all ranks with the first: let it be the one that speaks.
+
+    trains_alone  whether no other rank meets the same error
+    """
+    if trains_alone:
+        print(line, file=sys.stderr, flush=True)
+    else:
+        say(line)
+        time.sleep(30 * (rank() > 0))
+    sys.exit(status)
+
+
+def resume_hint(script: Script) -> str:
+    """Where --resume continues, once there is something."""
+    if script.folder is None or not os.path.exists(script.folder / "checkpoints"):
+        return ""  # exists is False for an impossible name, too
+    return f"; --resume continues in {script.folder}"
+
+
+# --------------------------------------------------------------------------- plan, train, report
+
+
+def conduct(script: Script, configs: list[Config], command: str) -> None:
+    """Trains every run and reports. Data, model and partition are checked before that."""
+    began = time.time()
+    first = configs[0]
+    torch.set_num_threads(first.threads)
+    if first.device == "auto" and torch.cuda.is_available() and gpu_fault():
+        say(f"--device auto: the CPU is used, since {gpu_fault()}")
+    settings, runs = script.plan(configs)
+    trains_alone = len(runs) > ranks()
+    script.ranks = 1 if trains_alone else ranks()
+    with joined_ranks(runs[0].device) as store, workers(runs) as pool:
+        counts = count_labels(settings)  # while the workers import
+        script.folder = on_first_rank(lambda: choose_folder(first, name_of(script)))
+        with locked(script.folder):
+            on_first_rank(lambda: claim(script.folder, runs, first.resume))
+            if trains_alone:
+                leave_group()
+            train_all(runs, pool, store)
+            if rank() > 0:
+                return
+            moment = datetime.datetime.fromtimestamp(began).astimezone()
+            about = {"command": command, "commit": commit(), "began": moment.isoformat()}
+            about["hours"] = round((time.time() - began) / 3600, 4)
+            conclude(script, settings, counts, about)
+    diverged = [f"{run}: {run.diverged}" for run in runs if run.diverged]
+    if diverged:
+        count = f"{len(diverged)} of {len(runs)} runs diverged"
+        raise NonFiniteError(f"{count}, their cells are empty ({'; '.join(diverged[:3])})")
+
+
+def name_of(script: Script) -> str:
+    """How the script's folder of runs is called."""
+    file = getattr(sys.modules[script.config.__module__], "__file__", None) or "notebook"
+    return Path(file).stem
+
+
+def commit() -> str | None:
+    """The commit of this folder, "-dirty" where files differ from it; None without git."""
+    words = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        before = json.loads(path.read_text())
-    except ValueError:
-        raise UsageError(f"{path}: damaged; without it --resume goes on") from None
-    for name, values in flags.items():
-        old = before.get(name, [])
-        role = about_flag(type(configs[0]), name)["role"]
-        if role == "free" or name in compare or {*values} & {*old}:
-            continue
-        may_grow = role == "length" and not any(config.reads_rounds() for config in configs)
-        if not (may_grow and int(values[0]) > int(old[0])):
-            change = f"{name} {' '.join(old)}, not {' '.join(values)}"
-            raise UsageError(f"--resume: {path.parent} holds another run ({change})")
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
-def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, command: str) -> None:
-    """metrics.csv, tables, figures, the script's own plots, and last summary.json."""
-    folder = script.folder
+def count_labels(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
+    """How many samples of each class every client has in a setting's first run, (M, C).
+
+    Building what will be trained raises UsageError where data, model and partition do not fit.
+    """
+    counts = {}
+    for setting, runs in settings.items():
+        federations = [run.fl for run in runs if run.trial == 0]
+        counts[setting] = federations[0].count_labels()
+    return counts
+
+
+def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about: dict) -> None:
+    """Writes metrics.csv and tables; then figures, the script's own plots, and summary.json."""
     rows = []
     finite = {}
     for setting, runs in settings.items():
@@ -161,88 +196,134 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, comma
         for run in runs:  # whose rows stand in every setting where it is shown
             rows += [row | {"setting": setting} for row in run.rows]
     first = next(iter(settings.values()))[0]
-    config = first.config
-    dataset = config.dataset
+    dataset = first.config.dataset
     if "dataset" in script.swept:
         dataset = "several data sets"  # each setting names its own
-    df = report.write_metrics(rows, folder, f"{dataset}, {config.trials} trials")
-    summary = {"command": command, "config": dataclasses.asdict(config)} | first.environment
-    summary |= report.conclude(df, folder)
-    report.plot_partition(counts, folder, dataset)
-    if any(finite.values()):
-        df = report.without_diverged(df)
-        report.plot_all(df, folder)
-        if script.plot:
-            script.plot(df, folder)
-        if script.draw:
-            script.draw(finite, folder)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
-    print(f"results: {folder}")
+    with written_aside(script.folder) as folder:
+        df = report.write_metrics(rows, folder, f"{dataset}, {first.config.trials} trials")
+        results = report.conclude(df, folder)
+    with written_aside(script.folder, report.FIGURES) as folder:
+        report.plot_partition(counts, folder, dataset)
+        if any(finite.values()):
+            df = report.without_diverged(df)
+            report.plot_all(df, folder)
+            if script.plot:
+                script.plot(df, folder)
+            if script.draw:
+                script.draw(finite, folder)
+        summary = about | {"config": configs_of(settings)} | first.environment
+        if first.device == "cuda":
+            summary["card"] = torch.cuda.get_device_name()
+        (folder / "summary.json").write_text(json.dumps(summary | results, indent=1))
+    print(f"results: {script.folder}")
 
 
-# ------------------------------------------------------------------------------------ command line
+def configs_of(settings: dict[str, list[Run]]) -> dict[str, dict]:
+    """{method: {option: its value, or the list of its values in a sweep}}."""
+    found = {}
+    for run in itertools.chain(*settings.values()):
+        options = found.setdefault(run.method, {})
+        for name, value in dataclasses.asdict(run.config).items():
+            options.setdefault(name, {})[value] = None  # a set that keeps the order
+    for options in found.values():
+        for name, values in options.items():
+            options[name] = [*values] if len(values) > 1 else next(iter(values))
+    return found
 
 
-def main(script: Script, argv=None) -> None:
-    """Runs a script's command line, or `argv` in its place."""
-    name = script.config.__module__
-    command = shlex.join(sys.orig_argv if argv is None else [name, *argv])
-    argv = sys.argv[1:] if argv is None else argv
-    os.environ["MPLBACKEND"] = "agg"
-    before = signal.signal(signal.SIGTERM, interrupt)
-    keep_heap()
+# ------------------------------------------------------------------------- where runs are trained
+
+
+def train_all(runs: list[Run], pool: Workers | None, store) -> None:
+    """Trains every run: in workers, in ranks that take whole runs, or one after the other here."""
+    progress = Progress(sum(run.config.rounds for run in runs))
+    with progress.bar:
+        if pool:
+            train_in_workers(runs, pool, progress)
+        elif store and not has_group():
+            train_in_ranks(runs, store, progress)
+        else:
+            for run in runs:
+                train(run, progress)
+
+
+def train_in_workers(runs: list[Run], pool: Workers, progress: Progress) -> None:
+    """Those that use another run's result come after all others."""
+    for waits in (False, True):
+        group = [run for run in runs if run.waits == waits]
+        tasks = [task_of(run) for run in group]
+        for run in group:
+            vars(run).pop("fl", None)  # its worker builds one of its own
+        for place, result in pool.carry_out(tasks, progress):
+            vars(group[place]).update(result)
+    pool.end()  # their memory is not needed for figures
+
+
+def task_of(run: Run) -> tuple:
+    """What a worker needs in order to make and train this run."""
+    script = dataclasses.replace(run.script, plot=None, draw=None, presets={}, doc="")
+    return train_in_worker, script, run.config, run.trial
+
+
+def train_in_worker(script: Script, config: Config, trial: int) -> dict:
+    return train(script.run(config, trial), tell_parent)
+
+
+def train_in_ranks(runs: list[Run], store, progress: Progress) -> None:
+    """Each rank takes the next free run until none is left. Rank 0 then waits for the others'."""
+    mine = []
+    while (place := store.add("taken", 1) - 1) < len(runs):
+        run = runs[place]
+        if run.waits:
+            wait_for(store, run.needed)
+        train(run, progress)
+        store.set(run.file, "trained")
+        mine.append(run)
+    if rank() > 0:
+        return
+    for run in runs:
+        wait_for(store, run.file)
+        if run not in mine:
+            run.restore()
+            run.state = {}
+            progress(str(run), run.config.rounds, math.nan)
+
+
+def wait_for(store, file: str) -> None:
+    """Returns once a rank has trained this run, without a time limit."""
+    while not store.check([file]):
+        time.sleep(0.2)
+
+
+def count_processes(runs: list[Run]) -> int:
+    """--jobs, by default one for each --threads cores, or GPU; at most one for each run."""
+    config = runs[0].config
+    if ranks() > 1:
+        return 1
+    automatic = cpu_count() // config.threads
+    if runs[0].device == "cuda":
+        automatic = torch.cuda.device_count()
+    return min(len(runs), config.jobs or max(1, automatic))
+
+
+def workers(runs: list[Run]):
+    """Workers for these runs, or no worker where this process trains them itself."""
+    count = count_processes(runs)
+    if count > 1 and (fault := unknown_to_workers(task_of(runs[0]))):
+        say(f"runs go one after another in this process: {fault}")
+        count = 1
+    if count == 1:
+        return contextlib.nullcontext()
+    return Workers(count, runs[0].device == "cuda")
+
+
+def unknown_to_workers(task: tuple) -> str:
+    """Why a worker could not import what this task names; nothing if it can."""
     try:
-        configs, script.swept = parse(script.config, script.presets, script.doc, argv)
-        with joined_ranks(configs[0].device):
-            conduct(script, configs, command)
-    except UsageError as error:
-        stop(2, f"error: {error}")
-    except NonFiniteError as error:
-        stop(3, f"error: {error}")
-    except (OSError, BrokenExecutor) as error:  # the second: a process of --jobs was killed
-        stop(5, f"error: {error}{resume_hint(script)}")
-    except KeyboardInterrupt as error:  # heard by all ranks
-        say(f"stopped{resume_hint(script)}")
-        sys.exit(error.args[0] if error.args else 130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def resume_hint(script: Script) -> str:
-    """Where --resume goes on, once there is something."""
-    if script.folder is None or not os.path.exists(script.folder / "config.json"):
-        return ""  # exists is False for an impossible name, too
-    return f"; --resume goes on in {script.folder}"
-
-
-def conduct(script: Script, configs: list[Config], command: str) -> None:
-    """Trains every run and reports; data, net and partition are checked before that."""
-    first = configs[0]
-    torch.set_num_threads(first.threads)
-    name = Path(sys.modules[type(first).__module__].__file__).stem
-    settings, runs = script.plan(configs)
-    if count_processes(runs) > 1:
-        process_context()  # imports while this process reads the data
-    counts = count_labels(settings)
-    script.folder = on_first_rank(lambda: choose_folder(first, name))
-    with locked(script.folder):
-        on_first_rank(lambda: claim(script.folder, configs, script.compare))
-        train_all(runs)
-        if rank() == 0:
-            conclude(script, settings, counts, command)
-    diverged = [f"{run}: {run.diverged}" for run in runs if run.diverged]
-    if diverged:
-        count = f"{len(diverged)} of {len(runs)} runs diverged"
-        raise NonFiniteError(f"{count}, their cells are empty ({'; '.join(diverged[:3])})")
-
-
-def count_labels(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
-    """How many samples of each class every client has in a setting's first run, (M, C).
-
-    Building what will be trained raises UsageError where data, net and partition do not fit.
-    """
-    counts = {}
-    for setting, runs in settings.items():
-        federations = [run.fl for run in runs if run.trial == 0]
-        counts[setting] = federations[0].count_labels()
-    return counts
+        names = pickle.dumps(task)
+    except Exception as error:  # a lambda, a function in another one
+        return first_line(error)
+    file = getattr(sys.modules["__main__"], "__file__", None) or ""
+    if b"__main__" in names and not os.path.isfile(file):
+        return "workers cannot import a program without a file, such as a notebook"
+    return ""

@@ -1,9 +1,15 @@
-"""A command's folder and its checkpoints: written aside and renamed, and checked when read."""
+"""A command's folder: whose it is, its checkpoints, and its results, each written aside first.
+
+A kill leaves the old file or the new one. What is read is checked.
+"""
 
 import contextlib
 import itertools
 import os
+import shutil
+import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -11,12 +17,17 @@ from filelock import FileLock, Timeout
 
 from data import UsageError, first_line
 
-from .flags import Config
-from .processes import on_first_rank, say
+from .processes import GPU_ERRORS, on_first_rank
+from .terminal import say
+
+# ---------------------------------------------------------------------------------- checkpoints
 
 
 def save(path: Path, fingerprint: dict, content) -> None:
-    """By renaming a whole file that is on the disk: a kill leaves the old one or the new one."""
+    """Writes a checkpoint. Raises OSError where it cannot be written.
+
+    fingerprint  {name: value} of all that the content depends on
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -24,6 +35,8 @@ def save(path: Path, fingerprint: dict, content) -> None:
             torch.save({"fingerprint": fingerprint, "content": content}, file)
             os.fsync(file.fileno())
         half.replace(path)
+    except GPU_ERRORS:
+        raise
     except (OSError, RuntimeError) as error:  # the second is torch's, for a write that failed
         half.unlink(missing_ok=True)
         reason = f"cannot be written, is the disk full? ({first_line(error)})"
@@ -31,27 +44,56 @@ def save(path: Path, fingerprint: dict, content) -> None:
 
 
 def load(path: Path, fingerprint: dict, device: str):
-    """What was saved with this fingerprint; UsageError for any other file."""
+    """Returns what was saved with this fingerprint; UsageError for any other file."""
+    saved = read(path, device)
+    changes = differences(saved["fingerprint"], fingerprint)
+    if changes:
+        raise UsageError(f"{path}: another run's ({'; '.join(changes)})")
+    return saved["content"]
+
+
+def read(path: Path, device: str) -> dict:
+    """Returns {"fingerprint": .., "content": ..}. What was saved from a GPU goes to `device`.
+
+    Adam, for one, keeps its step on the CPU.
+    """
+
+    def place(storage, location: str):
+        return storage if location == "cpu" else storage.to(device=torch.device(device))
+
     try:
-        if zipfile.ZipFile(path).testzip():  # torch does not look at the checksums
-            raise ValueError("a wrong checksum")
-        saved = torch.load(path, weights_only=True, map_location=device)
-        theirs = dict(saved["fingerprint"])
-        content = saved["content"]
-    except Exception as error:  # torch, zip and pickle name each damage in their own way
-        raise UsageError(f"{path}: damaged ({first_line(error)})") from None
-    for name in theirs | fingerprint:
-        if theirs.get(name) != fingerprint.get(name):
-            change = f"{name} {theirs.get(name)}, not {fingerprint.get(name)}"
-            raise UsageError(f"{path}: another run's ({change})")
-    return content
+        with zipfile.ZipFile(path) as file:
+            wrong = file.testzip()  # torch does not look at the checksums
+        saved = torch.load(path, weights_only=True, map_location=place)
+        if wrong or not isinstance(saved["fingerprint"], dict) or "content" not in saved:
+            raise ValueError
+    except GPU_ERRORS:
+        raise
+    except OSError as error:
+        raise OSError(f"{path}: cannot be read ({error.strerror})") from None
+    except Exception:  # torch, zip and pickle name each damage in their own way
+        advice = "delete it, and --resume trains this run again"
+        raise UsageError(f"{path}: damaged; {advice}") from None
+    return saved
 
 
-def choose_folder(config: Config, name: str) -> Path:
+def differences(before: dict, now: dict) -> list[str]:
+    """What changed, with both values."""
+    found = []
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            found.append(f"{name} {before.get(name)}, not {now.get(name)}")
+    return found
+
+
+# --------------------------------------------------------------------------------- the folder
+
+
+def choose_folder(config, script: str) -> Path:
     """--out, or runs/<script>/001, 002, ..: a new one, with --resume the last one."""
     if config.out:
         return Path(config.out)
-    top = Path("runs") / name
+    top = Path("runs") / script
     numbers = [int(path.name) for path in top.glob("*") if path.name.isdecimal()]
     last = max(numbers, default=0)
     if config.resume and not numbers:
@@ -78,10 +120,51 @@ def locked(folder: Path):
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
-            raise UsageError(f"--out {folder}: another run is at work there") from None
+            raise UsageError(f"--out {folder}: another command works there") from None
 
     on_first_rank(acquire)
     try:
         yield
     finally:
         lock.release()
+
+
+RESULTS = ("metrics.csv", "summary.json", "checkpoints/*-trial*.pt")
+
+
+def claim(folder: Path, runs: list, resume: bool) -> None:
+    """The folder becomes this command's, if it holds no results, or --resume says so.
+
+    A resumed sweep may have more values than before, or fewer, or other methods. But where runs of
+    a method and trial are there, one of them must be the command's, too. UsageError otherwise: it
+    names what differs from the most similar one.
+    """
+    for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
+        half.unlink()
+    for half in folder.glob(".results-*"):
+        shutil.rmtree(half)
+    if not resume and any([*folder.glob(pattern)] for pattern in RESULTS):
+        raise UsageError(f"--out {folder}: holds results; --resume continues")
+    mine = {run.path for run in runs}
+    for run in runs:
+        similar = {*folder.glob(f"checkpoints/{run.label}-????????-trial{run.trial}.pt")}
+        if similar and not similar & mine:
+            fingerprints = [read(path, run.device)["fingerprint"] for path in sorted(similar)]
+            changes = [differences(before, run.fingerprint) for before in fingerprints]
+            changed = "; ".join(min(changes, key=len))
+            raise UsageError(f"--resume: {folder} holds another run ({changed})")
+
+
+@contextlib.contextmanager
+def written_aside(folder: Path, names: Iterable[str] = ()):
+    """Yields an empty folder. At the end of the block its files move to `folder`.
+
+    names  if one of these was not written, the one in `folder` is an older command's: it is deleted
+    """
+    with tempfile.TemporaryDirectory(prefix=".results-", dir=folder) as half:
+        yield Path(half)
+        written = sorted(Path(half).iterdir(), key=lambda path: path.name == "summary.json")
+        for name in {*names} - {path.name for path in written}:
+            (folder / name).unlink(missing_ok=True)
+        for path in written:  # summary.json is the last: where it is, the others are
+            path.replace(folder / path.name)

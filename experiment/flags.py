@@ -1,35 +1,50 @@
-"""The options of every script, and a command line as the configs of its sweep."""
+"""The options of every script, and a command line as the configs of its sweep.
+
+`flag` declares an option: a field of a Config is `config.alpha` in a program and `--alpha` in a
+terminal. `parse` reads a command line. It returns a config for each point of the sweep.
+"""
 
 import argparse
 import dataclasses
 import functools
 import itertools
-import math
-import operator
+import numbers
 import shlex
-
-import torch
+import sys
 
 import common
 from bases import BASES
 from data import DATASETS, PARTITIONS, Data, UsageError
 from nets import NETS
 
-# ------------------------------------------------------------------------------------------ flags
+from .processes import gpu_fault
+
+LARGEST = 1e18  # of a float: products of two such numbers still fit into float32
 
 
-def flag(default, help: str, *, low=None, high=None, above=None, choices=(), role="", when=None):
-    """A dataclass field that is also a flag, of its default's type; a tuple is a default sweep.
+def flag(
+    default, help: str, *, sweep=(), low=None, high=None, above=None, choices=(), role="", when=None
+):
+    """Returns a dataclass field that is also an option of the command line.
 
-    low, high  limits, both allowed; above: one that is not. Only high=math.inf admits infinity
-    role       "central": training on all data reads it, too; "dealing": decides who holds which
-               samples; "length": how far a run goes; "free": changes no result
-    when       config -> bool: whether an arm reads it; arms that do not are trained once
+    default    the field's value in a program. Its type is the option's type.
+    help       what --help says
+    sweep      the values that the command line takes if the option is not given. Without a sweep
+               it takes the default.
+    low, high  limits. Both are allowed values. Only high=math.inf admits infinity.
+    above      a limit that is not allowed itself
+    choices    the allowed values, if there are few
+    role       what the option decides besides a method's training. "central": training on all data
+               uses it, too. "dealing": it decides which client holds which samples. "length": it
+               says how far a run goes. "free": it changes no result.
+    when       config -> bool: whether this config's method uses the option. A method that does not
+               is trained once, however many values are compared.
+
+    `Config.check` raises UsageError for a value of another type, or outside the limits.
     """
-    kind = type(default[0] if isinstance(default, tuple) else default)
-    about = {"help": help, "kind": kind, "choices": tuple(choices), "role": role, "when": when}
-    limits = {"low": low, "high": high, "above": above}
-    return dataclasses.field(default=default, metadata=about | limits)
+    about = {"help": help, "kind": type(default), "sweep": sweep, "choices": tuple(choices)}
+    about |= {"low": low, "high": high, "above": above, "role": role, "when": when}
+    return dataclasses.field(default=default, metadata=about)
 
 
 central = functools.partial(flag, role="central")
@@ -39,85 +54,133 @@ free = functools.partial(flag, role="free")
 
 
 def reads_alpha(config) -> bool:
-    """Whether samples are dealt by Dirichlet."""
+    """Whether a Dirichlet distribution divides the samples."""
     return config.partition.startswith("dirichlet")
 
 
 @dataclasses.dataclass
 class Config:
-    """The flags of every script. A script's own Config adds flags and changes defaults."""
+    """The options of every script, with one value each.
+
+    A script's Config inherits from this one. It adds options with `flag`. A bare
+    `clients: int = 128` changes a default and keeps the help and the limits.
+    """
+
+    computed = ()  # names of options that a script's Config sets by itself
 
     # data
-    dataset: str = central("digits", f"{', '.join(DATASETS)}, an .npz file or a folder")
-    data_dir: str = free("data", "where torchvision's data sets are, or go")
-    partition: str = dealing("dirichlet", "samples over clients", choices=PARTITIONS)
+    dataset: str = central("digits", f"one of {', '.join(DATASETS)}, or an .npz file, or a folder")
+    data_dir: str = free("data", "folder of torchvision's data sets, downloaded if absent")
+    partition: str = dealing("dirichlet", "how clients get their samples", choices=PARTITIONS)
     alpha: float = dealing(
-        0.1, "of Dirichlet: small is heterogeneous", low=1e-3, high=1e6, when=reads_alpha
+        0.1,
+        "parameter of the Dirichlet distribution; a small value makes the clients very different",
+        low=1e-3,
+        high=1e6,
+        when=reads_alpha,
     )
-    classes_per_client: int = dealing(2, "of label-skew and dirichlet-ext", low=1, high=1000)
-    min_size: int = dealing(1, "fewest samples of a client", low=1, high=10**6)
-    parts: int = dealing(0, "deal into so many, keep --clients of them (0: no)", low=0, high=10**7)
-    hold_out: float = dealing(0.0, "test on this share of the clients' samples", low=0, high=0.99)
-    # net
-    model: str = central("lenet5", f"{', '.join(NETS)}, or FILE.py:CLASS")
-    width: int = central(0, "of the hidden layers of alexnet and lstm", low=0, high=65536)
-    norm: str = central("batch", "as the net has it, or group norm", choices=("batch", "group"))
-    dtype: str = central("float32", "of weights", choices=("float32", "float64"))
+    classes_per_client: int = dealing(
+        2, "classes of a client, in the partitions label-skew and dirichlet-ext", low=1, high=1000
+    )
+    min_size: int = dealing(1, "smallest number of samples of a client", low=1, high=10**6)
+    parts: int = dealing(
+        0,
+        "divide the data into this many parts, keep --clients of them (0: no)",
+        low=0,
+        high=10**7,
+    )
+    hold_out: float = dealing(
+        0.0, "fraction of each client's samples that is the test set (0: no)", low=0, high=0.99
+    )
+    # model
+    model: str = central("lenet5", f"one of {', '.join(NETS)}, or FILE.py:CLASS")
+    width: int = central(
+        0, "width of the hidden layers of alexnet and lstm (0: the paper's)", low=0, high=65536
+    )
+    norm: str = central(
+        "batch", "the model's own normalisation, or group norm", choices=("batch", "group")
+    )
+    dtype: str = central("float32", "precision of the weights", choices=("float32", "float64"))
     # federation
-    clients: int = dealing(100, "M, all clients", low=1, high=10**7)
-    clients_per_round: int = flag(10, "clients selected in a round", low=1, high=10**6)
-    rounds: int = length(100, "communication rounds", low=1, high=10**6)
-    base: str = flag("fedavg", "client correction and server rule", choices=BASES)
-    mu: float = flag(-1.0, "of fedprox and moon (below 0: the base's default)", low=-1)
-    server_lr: float = flag(0.0, "of scaffold and fedadagrad, -adam, -yogi (0: the default)", low=0)
+    clients: int = dealing(100, "number of clients, M", low=1, high=10**7)
+    clients_per_round: int = flag(10, "number of clients in a round", low=1, high=10**6)
+    rounds: int = length(100, "number of communication rounds", low=1, high=10**6)
+    base: str = flag("fedavg", "how clients train and the server averages", choices=BASES)
+    mu: float = flag(-1.0, "mu of fedprox and moon (below 0: the base's default)", low=-1)
+    server_lr: float = flag(
+        0.0, "server's learning rate in scaffold and fedadagrad, -adam, -yogi (0: default)", low=0
+    )
     # local training
-    epochs: int = flag(10, "E, local epochs", low=1, high=10**5)
-    batch_size: int = central(10, "B, local batch", low=1, high=65536)
-    lr: float = central(0.01, "eta, the clients' learning rate", above=0)
-    momentum: float = central(0.0, "of the clients' SGD, fresh every round", low=0, high=1 - 1e-9)
-    weight_decay: float = central(0.0, "of the clients' SGD", low=0)
+    epochs: int = flag(10, "local epochs, E", low=1, high=10**5)
+    batch_size: int = central(10, "local batch size, B", low=1, high=65536)
+    lr: float = central(0.01, "learning rate of the clients, eta", above=0)
+    momentum: float = central(
+        0.0, "momentum of the clients; it begins at 0 in every round", low=0, high=1 - 1e-9
+    )
+    weight_decay: float = central(0.0, "weight decay of the clients", low=0)
     # run
-    seed: int = central(202207, "of every random stream", low=0, high=2**31 - 1)
+    seed: int = central(202207, "seed of all random numbers", low=0, high=2**31 - 1)
     trials: int = free(3, "repetitions, each with its own partition", low=1, high=10**4)
-    eval_every: int = flag(1, "rounds between tests; the last is always tested", low=1, high=10**6)
-    device_spread: float = flag(0.0, "std of the log of slowness and of bandwidth", low=0, high=9)
-    per_client: bool = flag(False, "test on the clients' own mixes of labels, too")
-    device: str = central("auto", "auto: a GPU, if any", choices=("auto", "cpu", "cuda"))
-    threads: int = central(1, "torch threads of a process; they change last bits", low=1, high=1024)
-    chunk: int = central(0, "clients trained as one net (0: chosen for the net)", low=0, high=10**6)
-    jobs: int = free(0, "processes (0: one for each run and core)", low=0, high=1024)
-    out: str = free("", "folder of the results (nothing: runs/<script>/001, 002, ..)")
-    resume: bool = free(False, "go on with the run in --out, or with the last one")
+    eval_every: int = flag(
+        1, "rounds from one test to the next; the last round is always tested", low=1, high=10**6
+    )
+    device_spread: float = flag(
+        0.0, "how different simulated devices are: std of log slowness and bandwidth", low=0, high=9
+    )
+    per_client: bool = flag(False, "test on each client's own mix of classes, too")
+    device: str = central("auto", "auto: a GPU, if one works", choices=("auto", "cpu", "cuda"))
+    threads: int = central(
+        1, "threads of a process; another number changes last digits", low=1, high=1024
+    )
+    chunk: int = central(
+        0, "clients trained at once as one model (0: chosen for the model)", low=0, high=10**6
+    )
+    jobs: int = free(
+        0,
+        "processes that train runs at the same time (0: one for each run and core)",
+        low=0,
+        high=1024,
+    )
+    out: str = free("", "folder of the results (empty: runs/<script>/001, 002, ..)")
+    resume: bool = free(False, "continue the run in --out, or the last one")
 
     def check(self) -> None:
-        """Raises UsageError where flags contradict one another."""
+        """Raises UsageError for a value outside its limits, and where options contradict."""
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            fault = fault_of(value, about_flag(type(self), name))
+            if fault and name not in self.computed:
+                raise UsageError(f"{option(name)} {value}: choose {fault}")
         if self.clients_per_round > self.clients:
-            raise UsageError(f"--clients-per-round: more than --clients {self.clients}")
+            raise UsageError(f"--clients-per-round: choose at most --clients {self.clients}")
         if 0 < self.parts < self.clients:
-            raise UsageError(f"--parts {self.parts}: fewer than --clients {self.clients}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise UsageError("--device cuda: torch finds no GPU here")
+            raise UsageError(f"--parts {self.parts}: choose at least --clients {self.clients}")
+        if self.device == "cuda" and gpu_fault():
+            raise UsageError(f"--device cuda: {gpu_fault()}")
 
     def reads_rounds(self) -> bool:
-        """Whether a round depends on how many there are; if none does, --resume may add some."""
+        """Whether a round depends on --rounds. If none does, --resume may add rounds."""
         return True
 
     def federation(self, data: Data, streams: common.Streams) -> common.Federation:
-        """Who holds which samples, the net and the base."""
+        """Returns the clients with their samples, the model and the base.
+
+        Raises UsageError where data, model and options do not fit.
+        """
         return common.Federation(self, data, streams)
 
     def flags(self, *roles: str) -> dict:
-        """The flags of these roles that this arm reads, with their values."""
+        """{name: value} of the options with these roles that this config's method uses."""
         values = {}
         for name in self.__dataclass_fields__:
             about = about_flag(type(self), name)
-            is_read = about["when"] is None or about["when"](self)
-            if about["role"] in roles and is_read and name not in BASES[self.base].unread:
+            is_used = about["when"] is None or about["when"](self)
+            if about["role"] in roles and is_used and name not in BASES[self.base].unread:
                 values[name] = getattr(self, name)
         return values
 
     def results_depend_on(self) -> dict:
-        """The flags that this arm reads, but those that change no result."""
+        """{name: value} of the options that decide the result of this config's method."""
         roles = ["", "dealing", "central"]
         if self.reads_rounds():
             roles.append("length")
@@ -125,32 +188,68 @@ class Config:
 
 
 def about_flag(config_class, name: str) -> dict:
-    """What `flag` noted; a script that changes a default inherits the rest."""
+    """What `flag` noted. A Config that only changes a default inherits all but the sweep."""
     field = config_class.__dataclass_fields__[name]
-    return field.metadata or about_flag(config_class.__base__, name)
+    return field.metadata or about_flag(config_class.__base__, name) | {"sweep": ()}
+
+
+def option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+KINDS = {
+    bool: (bool, "True or False"),
+    str: (str, "a word"),
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+}
+
+
+def fault_of(value, about: dict) -> str:
+    """What to choose in place of this value; nothing if it is allowed."""
+    wanted, words = KINDS[about["kind"]]
+    choices = about["choices"]
+    if choices and value not in choices:
+        return f"one of {', '.join(choices)}"
+    if not isinstance(value, wanted):
+        return words
+    if about["kind"] in (bool, str):
+        return ""
+    low = about["low"]
+    high = about["high"]
+    if about["above"] is not None and not value > about["above"]:
+        return f"{words} above {about['above']}"
+    if low is None:
+        low = -LARGEST
+    if high is None:
+        high = LARGEST
+    if not value >= low:
+        return f"{words} of at least {low}"
+    if not value <= high:
+        return f"{words} of at most {high}"
+    return ""
+
+
+# ------------------------------------------------------------------------------- the command line
 
 
 class Parser(argparse.ArgumentParser):
-    """One line for a mistake, as for all of a caller's mistakes."""
+    """Says a mistake in one line, as for all of a caller's mistakes."""
 
     def error(self, message: str):
-        raise UsageError(message)
+        raise UsageError(message.removeprefix("argument "))
 
 
 def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list, list[str]]:
-    """A config for each point of the sweep, and the swept flags. Flags beside a preset win."""
-    example = doc.strip().splitlines()[0]  # python SCRIPT --FLAG ..
-    parser = Parser(
-        usage="%(prog)s [--preset NAME] [--FLAG VALUE ..]   (several values are a sweep)",
-        description=example,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
-    for field in dataclasses.fields(config_class):
-        add_flag(parser, field, about_flag(config_class, field.name))
-    parser.add_argument("--preset", choices=presets, help="one of --list-presets")
-    parser.add_argument("--list-presets", action="store_true", help="print them and exit")
+    """Returns the config of each point of the sweep, and the names of the swept options.
+
+    presets  {name: command line}. Options that stand next to --preset replace the preset's.
+    doc      the script's docstring. It begins with an example.
+    Raises UsageError for what cannot be read, or is outside its limits.
+    """
+    example = (doc or f"python {sys.argv[0]}").strip().partition("\n")[0]  # -OO drops docstrings
     refuse_old_words(config_class, argv)
+    parser = make_parser(config_class, presets, example)
     given = parser.parse_args(argv)
     if given.list_presets:
         for name, line in presets.items():
@@ -161,10 +260,10 @@ def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list,
         given = parser.parse_args(preset + argv)
 
     grid = {}
-    for field in dataclasses.fields(config_class):
-        value = getattr(given, field.name)
-        values = value if isinstance(value, (list, tuple)) else [value]
-        grid[field.name] = list(dict.fromkeys(values))
+    for name in config_class.__dataclass_fields__:
+        value = getattr(given, name)
+        values = value if isinstance(value, list) else [value]
+        grid[name] = list(dict.fromkeys(values))
     configs = []
     for point in itertools.product(*grid.values()):
         config = config_class(**dict(zip(grid, point, strict=True)))
@@ -174,46 +273,58 @@ def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list,
 
 
 def refuse_old_words(config_class, argv: list[str]) -> None:
-    """UsageError for an option that has another name now."""
+    """Raises UsageError for an option that has another name now."""
     for word in argv:
         if word.partition("=")[0] == "--arm" and "method" in config_class.__dataclass_fields__:
             raise UsageError("--arm: this option is called --method now")
 
 
-def add_flag(parser, field: dataclasses.Field, about: dict) -> None:
-    """One field of a Config as a flag, which takes several values if it may be swept."""
-    option = "--" + field.name.replace("_", "-")
-    is_swept = about["role"] not in ("free", "length")
-    options = {"default": field.default, "help": about["help"].replace("%", "%%")}
-    if about["kind"] is bool:  # --switch, --no-switch
-        parser.add_argument(option, action=argparse.BooleanOptionalAction, **options)
-        return
+def make_parser(config_class, presets: dict, example: str) -> Parser:
+    """The parser of a script's options: its own first, then those of every script."""
+    parser = Parser(
+        usage="%(prog)s [--preset NAME] [--OPTION VALUE ..]   (several values are a sweep)",
+        description=example,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--preset", choices=presets, metavar="NAME", help="see --list-presets")
+    parser.add_argument("--list-presets", action="store_true", help="print the presets and exit")
+    own = parser.add_argument_group("options of this script")
+    shared = parser.add_argument_group("options of every script")
+    for name in config_class.__dataclass_fields__:
+        group = shared if name in Config.__dataclass_fields__ else own
+        add_option(group, config_class, name)
+    return parser
+
+
+def add_option(group, config_class, name: str) -> None:
+    """Adds a field of a Config. It takes several values if it may be swept."""
+    about = about_flag(config_class, name)
+    default = config_class.__dataclass_fields__[name].default
+    words = about["help"]
     if about["choices"]:
-        options["help"] += f": {', '.join(about['choices'])}"
-    options |= {"nargs": "+" if is_swept else None, "choices": about["choices"] or None}
-    options["metavar"] = about["kind"].__name__
+        words += f": {', '.join(about['choices'])}"
+    if about["sweep"]:
+        default = [*about["sweep"]]
+        words += f" (default: {' '.join(map(str, default))})"
+    elif default != "":
+        words += f" (default: {default})"
+    options = {"default": default, "help": words.replace("%", "%%")}
+    if about["kind"] is bool:  # --switch, --no-switch
+        group.add_argument(option(name), action=argparse.BooleanOptionalAction, **options)
+        return
+    if about["role"] not in ("free", "length"):
+        options["nargs"] = "+"
     take = functools.partial(convert, about)
-    take.__name__ = about["kind"].__name__  # argparse names it in its messages
-    parser.add_argument(option, type=take, **options)
+    group.add_argument(option(name), type=take, metavar=about["kind"].__name__, **options)
 
 
 def convert(about: dict, word: str):
-    """A word of the command line as a value; the error says what is wanted."""
-    kind = about["kind"]
-    if kind is str:
-        return word
-    value = kind(word)
-    for name, (wanted, holds) in LIMITS.items():
-        limit = about[name]
-        if limit is not None and not holds(value, limit):
-            raise argparse.ArgumentTypeError(f"{word}: wanted {wanted} {limit}")
-    if not math.isfinite(value) and value != about["high"]:
-        raise argparse.ArgumentTypeError(f"{word}: wanted a finite number")
+    """A word of the command line as a value of the option's type, inside its limits."""
+    try:
+        value = about["kind"](word)
+    except ValueError:
+        value = word  # of no allowed type, as `fault_of` says
+    fault = fault_of(value, about)
+    if fault:
+        raise argparse.ArgumentTypeError(f"{word}: choose {fault}")
     return value
-
-
-LIMITS = {
-    "low": ("at least", operator.ge),
-    "above": ("more than", operator.gt),
-    "high": ("at most", operator.le),
-}

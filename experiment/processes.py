@@ -1,7 +1,11 @@
-"""How processes start, talk and end: those of --jobs, torchrun's ranks, and signals."""
+"""How processes start, talk and end: workers on this machine, torchrun's ranks, signals, GPUs.
+
+Nothing here knows what a run is.
+"""
 
 import contextlib
 import ctypes
+import functools
 import gc
 import multiprocessing
 import os
@@ -10,78 +14,42 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import connection, resource_tracker
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from data import first_line
+from data import UsageError, first_line
 
-
-def say(line: str) -> None:
-    """To standard error, once among the ranks."""
-    if rank() == 0:
-        print(line, file=sys.stderr, flush=True)
-
-
-def process_context():
-    """How processes start: on Linux as forks of a server, which imports from this call on."""
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    from multiprocessing import forkserver, resource_tracker
-
-    context = multiprocessing.get_context("forkserver")
-    # installed ones are found in any folder, ours only where this file lies
-    context.set_forkserver_preload(["torch", "pandas", "sklearn.datasets", "experiment"])
-    resource_tracker.ensure_running()  # first: later it would unblock SIGINT
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process stays deaf to it
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    return context
+ROOT = str(Path(__file__).parent.parent)
 
 
 @contextlib.contextmanager
-def postponed_stop():
-    """Ctrl-C and SIGTERM are heard at the end of the block."""
-    heard = []
-    before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, lambda number, _: heard.append(number))
+def sigterm_as_ctrl_c():
+    """In this block SIGTERM raises KeyboardInterrupt, with its own exit status.
+
+    Only a program's main thread may change what a signal does. In another one this does nothing.
+    """
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in heard[:1]:
-        signal.raise_signal(number)
-
-
-def begin_worker(shared) -> None:
-    """A process of --jobs: deaf to Ctrl-C, which its parent hears, and ending with its parent."""
-    global progress_of_all
-    progress_of_all = shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    keep_heap()
-
-
-def tell_parent(rounds: int, accuracy: float) -> None:
-    """So many rounds more are done, and this is the accuracy that was tested last."""
-    with progress_of_all.get_lock():
-        progress_of_all[0] += rounds
-        progress_of_all[1] = accuracy
-
-
-def end_with_parent() -> None:
-    """Ends this process once the one that started it has ended, however that ended."""
-    multiprocessing.parent_process().join()
-    os._exit(1)
+        signal.signal(signal.SIGTERM, before)
 
 
 def keep_heap() -> None:
-    """Large buffers stay in the heap: to hand pages back costs up to a third of a step's time."""
+    """Keeps large buffers in the heap: to hand pages back costs up to a third of a step's time."""
     gc.freeze()  # nor need the collector walk through torch's own objects: 3 % of a round
     if sys.platform == "linux":
         M_TRIM_THRESHOLD = -1
@@ -92,73 +60,282 @@ def keep_heap() -> None:
 
 
 def trim_heap() -> None:
-    """Gives free memory back to the system: rounds of unlike sizes leave gaps."""
+    """Gives free memory back to the system: rounds of different sizes leave gaps."""
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 
 
-# --------------------------------------------------------------------------------- torchrun's ranks
+@functools.cache
+def gpu_fault() -> str:
+    """Why no kernel runs on a GPU here (none, too old, full); nothing if one does.
+
+    A rank of torchrun takes the GPU of its own number.
+    """
+    if not torch.cuda.is_available():
+        return "torch finds no GPU here"
+    try:
+        take_gpu(int(os.environ.get("LOCAL_RANK", 0)))
+        torch.ones(1, device="cuda").sum().item()
+    except RuntimeError as error:
+        return f"the GPU cannot be used ({first_line(error)})"
+    return ""
 
 
-def rank() -> int:
-    return int(os.environ.get("RANK", 0))
+GPU_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Whether the memory of a GPU, or of this machine, is too small."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
+def take_gpu(number: int) -> None:
+    """From now on "cuda" means this GPU. Those that come after the last one begin again."""
+    torch.cuda.set_device(number % torch.cuda.device_count())
+
+
+# ----------------------------------------------------------------------- workers on this machine
+
+FAILED_START = 70  # exit status of a worker that would run the whole script once more
+
+
+class Workers:
+    """Processes that carry out tasks for this one, and end with it.
+
+    They begin to import now, while this process goes on. They find modules where it found its own:
+    never in the current folder, where another checkout may lie.
+    """
+
+    def __init__(self, count: int, on_gpu: bool):
+        context = multiprocessing.get_context("spawn")
+        modules = own_modules()
+        self.processes = {}  # {our end of a pipe: the process at its other end}
+        with undisturbed_start():
+            for number in range(count):
+                ours, theirs = context.Pipe()
+                task = (theirs, number, on_gpu, modules)
+                process = context.Process(target=serve, args=task, daemon=True)
+                process.start()
+                theirs.close()  # so that reading ours ends when the process does
+                self.processes[ours] = process
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.end()
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+
+    def carry_out(self, tasks: Iterable[tuple], hear: Callable) -> Iterator[tuple]:
+        """Yields (place, result) of each task (function, *arguments), in the order of their ends.
+
+        hear  gets what a function tells meanwhile with `tell_parent`
+        Raises what a function raises, and OSError if a worker is gone.
+        """
+        waiting = deque(enumerate(tasks))
+        idle = [*self.processes]
+        places = {}  # {pipe of a worker: which task it carries out}
+        while waiting or places:
+            while waiting and idle:
+                pipe = idle.pop()
+                places[pipe], task = waiting.popleft()
+                self.talk(pipe, pipe.send, task)
+            for pipe in connection.wait(places):
+                kind, content = self.talk(pipe, pipe.recv)
+                if kind == "news":
+                    hear(*content)
+                elif kind == "error":
+                    error, seen = content
+                    raise error from RuntimeError(f"in a worker\n{seen}")
+                else:
+                    idle.append(pipe)
+                    yield places.pop(pipe), content
+
+    def talk(self, pipe, how: Callable, *content):
+        """how(*content), or what a user should know about a worker that is gone."""
+        try:
+            return how(*content)
+        except (EOFError, OSError):
+            process = self.processes[pipe]
+            process.join()
+        if process.exitcode == FAILED_START:
+            raise UsageError(
+                "a worker would run this script once more: begin its last lines with "
+                'if __name__ == "__main__":'
+            )
+        raise OSError(f"a worker is gone (exit status {process.exitcode})")
+
+
+@contextlib.contextmanager
+def undisturbed_start():
+    """Processes that start in this block are deaf to Ctrl-C and SIGTERM, which their parent hears.
+
+    The parent hears them at the end of the block: it could not end a process that half exists.
+    """
+    was_safe = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"  # until it has our paths, a process searches no folder
+    sys.path.insert(0, ROOT)
+    resource_tracker.ensure_running()  # now: later, its start would let the signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        sys.path.remove(ROOT)
+        del os.environ["PYTHONSAFEPATH"]
+        if was_safe:
+            os.environ["PYTHONSAFEPATH"] = was_safe
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def own_modules() -> dict[str, str]:
+    """{name: file} of the modules that come from this checkout or from the script's folder."""
+    main = getattr(sys.modules["__main__"], "__file__", None) or ROOT
+    folders = (ROOT, str(Path(main).resolve().parent))
+    files = {}
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None) or ""
+        if file.startswith(folders) and "site-packages" not in file:
+            files[name] = file
+    return files
+
+
+def serve(pipe, number: int, on_gpu: bool, modules: dict[str, str]) -> None:
+    """What a worker does: one task after the other, until its parent ends it or has ended."""
+    global pipe_to_parent
+    pipe_to_parent = pipe
+    end_with(multiprocessing.parent_process().pid)
+    keep_heap()
+    if on_gpu:
+        take_gpu(number)
+    while True:
+        try:
+            function, *arguments = pipe.recv()
+            for name, file in modules.items():
+                found = getattr(sys.modules.get(name), "__file__", file)
+                if found != file and name != "__main__":
+                    raise UsageError(f"a worker found {found} in place of {file}")
+            answer = ("result", function(*arguments))
+        except EOFError:
+            return
+        except Exception as error:
+            answer = ("error", (error, traceback.format_exc()))
+        pipe.send(answer)
+
+
+def tell_parent(*news) -> None:
+    """From a worker to the `hear` of its parent."""
+    pipe_to_parent.send(("news", news))
+
+
+def is_starting() -> bool:
+    """Whether this process is a worker that still imports its parent's script."""
+    return getattr(multiprocessing.current_process(), "_inheriting", False)
+
+
+def end_with(parent: int) -> None:
+    """Ends this process once its parent has ended, in whichever way."""
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# ---------------------------------------------------------------------------- torchrun's processes
+
+
+def number_in(name: str, default: int) -> int:
+    """A number that torchrun has put into the environment."""
+    word = os.environ.get(name, "")
+    return int(word) if word.isdecimal() else default
 
 
 def ranks() -> int:
-    return int(os.environ.get("WORLD_SIZE", 1))
+    """How many processes torchrun has started."""
+    return number_in("WORLD_SIZE", 1)
+
+
+def rank() -> int:
+    """Which of them this one is."""
+    return number_in("RANK", 0) if ranks() > 1 else 0
 
 
 @contextlib.contextmanager
 def joined_ranks(device: str):
-    """Joins the processes of `torchrun --nproc-per-node N script.py ..`, if this is one of them."""
+    """Joins the processes of `torchrun --nproc-per-node N script.py ..`, if this is one of them.
+
+    Yields the store that they share, or None. The store outlives their group, which trains a run
+    together.
+    """
     if ranks() < 2:
-        yield
+        yield None
         return
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1  # a rank ends when torchrun does, however that ends
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    backend = "gloo"
-    if device != "cpu" and torch.cuda.is_available():
-        backend = "nccl"
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    dist.init_process_group(backend)
+    store = join_group(device)
     try:
-        yield
+        yield store
     except RuntimeError as error:
         if not re.search("gloo|nccl|connection", str(error), re.IGNORECASE):
             raise
         raise OSError(f"another rank is gone ({first_line(error)})") from None
     finally:
+        leave_group()
+
+
+def join_group(device: str) -> dist.Store:
+    """Meets the other ranks. UsageError where the environment is not as torchrun makes it."""
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise UsageError(f"WORLD_SIZE is {ranks()}, but {name} is not set: start with torchrun")
+    end_with(os.getppid())
+    backend = "gloo"
+    gpus = torch.cuda.device_count()
+    if device == "cuda" and number_in("LOCAL_WORLD_SIZE", ranks()) <= gpus:
+        backend = "nccl"  # it needs a GPU for each rank
+    try:
+        store, _, _ = next(dist.rendezvous("env://"))
+        dist.init_process_group(backend, store=store, rank=rank(), world_size=ranks())
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"the ranks do not meet: {first_line(error)}") from None
+    return store
+
+
+def has_group() -> bool:
+    """Whether this process trains every run together with others."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def leave_group() -> None:
+    """From now on this process trains alone."""
+    if has_group():
         dist.destroy_process_group()
 
 
+def is_first() -> bool:
+    """Whether this process writes what its group trains; one without a group does."""
+    return not has_group() or dist.get_rank() == 0
+
+
 def on_first_rank(work: Callable):
-    """work() done by rank 0 alone; every rank gets its result, or the error that it raised."""
+    """work() done by the group's first process; all get its result, or the error that it raised."""
     result = None
     error = None
-    if rank() == 0:
+    if is_first():
         try:
             result = work()
         except Exception as raised:
             error = raised
-    if ranks() > 1:
+    if has_group():
         outcome = [result, error]
         dist.broadcast_object_list(outcome)
         result, error = outcome
     if error:
         raise error
     return result
-
-
-def interrupt(number: int, frame) -> None:
-    """SIGTERM as Ctrl-C, with its own exit status."""
-    raise KeyboardInterrupt(128 + number)
-
-
-def stop(status: int, line: str) -> None:
-    """Ends this process; torchrun ends all ranks with the first, so let that be rank 0."""
-    say(line)
-    if rank() > 0:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(30)
-    sys.exit(status)

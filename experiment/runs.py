@@ -1,4 +1,4 @@
-"""A run: one method in one setting and trial, with its rows and its checkpoint."""
+"""A run: one method in one setting and trial, with its rows and its checkpoint. A script: all."""
 
 import dataclasses
 import functools
@@ -17,25 +17,34 @@ from torch import Tensor
 
 import common
 from common import NonFiniteError
-from data import Data, UsageError, load_data, source_checksum
+from data import Data, UsageError, first_line, load_data, source_checksum
 from nets import SIDE
 
 from .disk import load, save
 from .flags import Config
-from .processes import on_first_rank, rank, ranks, trim_heap
-
-# ------------------------------------------------------------------------------------------- runs
+from .processes import gpu_fault, has_group, is_first, on_first_rank, trim_heap
+from .terminal import say
 
 # counted from round 1 on
 TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
+KEPT = ("rows", "state", "finished", "diverged")  # in a checkpoint
+NO_SETTING = "-"  # where nothing is swept but the methods
 
 
 @dataclasses.dataclass(eq=False)
 class Run:
-    """One method in one setting and trial: its rows of metrics.csv, and its checkpoint.
+    """One method in one setting and trial.
 
-    A script's federate(config, fl, run) loops over `rounds` and calls `record` in each; `cached`
-    shares a tensor among arms, `other` finds another arm's run.
+    config   the options, with one value each
+    method   its name in tables
+    setting  the swept options that are not methods, "alpha=0.05 base=fedprox"; "-" if there is none
+    trial    from 0
+    streams  `common.Streams` of this seed and trial: the same numbers in every method
+    rows     the rows of metrics.csv so far, a dict for each round
+    fl       the `common.Federation`, built when it is first used
+
+    A script's `federate(config, fl, run)` loops over `run.rounds(state)` and calls `run.record` in
+    each round. `cached` shares a tensor among methods. `other` finds another method's run.
     """
 
     config: Config
@@ -46,26 +55,30 @@ class Run:
 
     def __post_init__(self):
         self.rows = []
-        self.reported = 0  # how many rounds the progress bar knows of
         self.state = {}
         self.finished = 0  # --rounds when it ended; 0: not yet
         self.diverged = ""  # what was not finite
+        self.is_tracked = self.script is not None and self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
         self.device = self.config.device
         if self.device == "auto":
-            self.device = "cuda" if torch.cuda.is_available() else "cpu"
+            self.device = "cpu" if gpu_fault() else "cuda"
         self.identity = self.config.results_depend_on()
         self.identity |= {"method": self.method, "trial": self.trial}
-        self.file = self.file_name(self.method, self.identity)
+        self.label = file_label(self.method)
+        self.file = self.file_name(self.label, self.identity)
 
     def __str__(self) -> str:
-        return f"{self.setting} {self.method} trial {self.trial + 1}".strip()
+        return f"{self.setting} {self.method} trial {self.trial + 1}".removeprefix("- ")
+
+    # ------------------------------------------------------------------------- for `federate`
 
     def rounds(self, state: dict) -> Iterator[int]:
-        """Yields t = 0 .. rounds - 1; restores `state` before the first, saves it as it goes.
+        """Yields the rounds t = 0 .. rounds - 1 that this run has still to do.
 
-        After a round it is saved if that takes less than a twentieth of the time since the last
-        save; `train` saves the last round.
+        Before the first of them it replaces what `state` holds by what a checkpoint holds. So
+        `state` must be all that lives from round to round: tensors and plain Python. After a round
+        it is saved, if that takes less than a twentieth of the time since the last save.
         """
         if self.rows:  # those that a checkpoint held
             state.clear()
@@ -77,18 +90,22 @@ class Run:
             self.began = time.perf_counter()
             yield t
             now = time.perf_counter()
-            if now - saved_at > 20 * cost and t + 1 < self.config.rounds:
+            if now - saved_at > 20 * cost and t + 1 < self.config.rounds:  # `train` saves the last
                 self.save()
                 saved_at = time.perf_counter()
                 cost = saved_at - now
             if t % 10 == 9:
                 trim_heap()
-            self.report_progress()
+            self.report_progress(t + 1)
 
     def record(self, t: int, state: dict, update: common.Update, last=False, **columns) -> None:
-        """A row of metrics.csv: a round's cost, how good the net is, and the script's `columns`.
+        """Appends round t's row of metrics.csv: costs, training loss, and `columns`.
 
-        last  whether no round follows, before --rounds is reached
+        The model is tested if --eval-every says so, and in the last round. `columns` replace what
+        is found here, for example the costs: `run.record(.., **fl.cost(update, sent=5))`.
+
+        update  what the clients sent: `fl.train` returns it
+        last    whether no round follows, although --rounds is not reached
         """
         K = len(update.clients)
         row = self.row_of(t) | {"clients": K, "uploads": K} | self.fl.cost(update)
@@ -105,14 +122,15 @@ class Run:
             before = self.rows[-1][name] if self.rows else 0
             row[name] = round(row[name] + before, 6)
         self.rows.append(row)
-
-    def row_of(self, t: int) -> dict:
-        """Whose row this is."""
-        whose = {"setting": self.setting, "method": self.method, "trial": self.trial}
-        return whose | {"round": t + 1}
+        if self.is_tracked and is_first():
+            self.track(row)
 
     def cached(self, name: str, make: Callable[[], Tensor], *read: str) -> Tensor:
-        """A tensor that a trial's arms share, if central training and flags `read` are alike."""
+        """Returns make(), or what it returned to another method of this trial.
+
+        name  of its file
+        read  the options that decide it besides those of role "central"
+        """
         identity = self.config.flags("central") | {"trial": self.trial}
         identity |= {option: getattr(self.config, option) for option in read}
         identity["weights"] = self.fl.model.size
@@ -126,28 +144,69 @@ class Run:
         return load(path, identity, self.device)
 
     def other(self, **changes) -> "Run":
-        """The run of this setting and trial with these flags changed, to load what it reached."""
+        """Returns the run of this setting and trial with these options changed.
+
+        `run.other(method="cl").load()` is what that run has reached.
+        """
         config = dataclasses.replace(self.config, **changes)
         return self.script.run(config, self.trial)
 
     def load(self) -> dict:
-        """{"rows": .., "state": ..} as last saved."""
+        """Returns {"rows": .., "state": ..} as last saved.
+
+        Raises UsageError if the run was not trained, and NonFiniteError if it diverged.
+        """
         if not self.path.exists():
-            raise UsageError(f"{self} was not trained: add its arm to the sweep")
-        self.restore()
-        if self.diverged:
-            raise NonFiniteError(f"{self}: {self.diverged}")
-        return {"rows": self.rows, "state": self.state}
+            raise UsageError(f"{self} was not trained: add its method to the sweep")
+        saved = load(self.path, self.fingerprint, self.device)
+        if saved["diverged"]:
+            raise NonFiniteError(f"{self}: {saved['diverged']}")
+        return saved
+
+    # ------------------------------------------------------------------------------- its parts
+
+    def row_of(self, t: int) -> dict:
+        """Whose row this is."""
+        whose = {"setting": self.setting, "method": self.method, "trial": self.trial}
+        return whose | {"round": t + 1}
+
+    def track(self, row: dict) -> None:
+        """Gives the row to the script's `track`. If that fails, the training continues."""
+        try:
+            self.script.track(self, dict(row))
+        except Exception as error:
+            self.is_tracked = False
+            fault = f"{type(error).__name__}: {first_line(error)}"
+            say(f"{self}: the run is no longer tracked ({fault})")
+
+    def report_progress(self, rounds: int) -> None:
+        """This run has done this many rounds; with the accuracy that was tested last."""
+        accuracy = math.nan
+        for row in self.rows:
+            accuracy = row.get("accuracy", accuracy)
+        self.progress(str(self), rounds, accuracy)
 
     def save(self) -> None:
-        if rank() == 0:
-            content = {"rows": self.rows, "state": self.state}
-            content |= {"finished": self.finished, "diverged": self.diverged}
-            save(self.path, self.identity | self.environment, content)
+        if is_first():
+            content = {name: getattr(self, name) for name in KEPT}
+            save(self.path, self.fingerprint, content)
 
     def restore(self) -> None:
         """Takes rows and state from the checkpoint."""
-        vars(self).update(load(self.path, self.identity | self.environment, self.device))
+        vars(self).update(load(self.path, self.fingerprint, self.device))
+        if len(self.rows) > self.config.rounds:
+            change = f"rounds {len(self.rows)}, not {self.config.rounds}"
+            raise UsageError(f"--resume: {self.path} holds another run ({change})")
+
+    @property
+    def needed(self) -> str:
+        """The file of the run whose result this one uses; its own, if it uses none."""
+        return self.other(**self.script.after(self.config)).file
+
+    @property
+    def waits(self) -> bool:
+        """Whether it uses another run's result."""
+        return self.needed != self.file
 
     @property
     def path(self) -> Path:
@@ -156,17 +215,7 @@ class Run:
     def file_name(self, label: str, identity: dict) -> str:
         """Legible, and distinct for each identity."""
         digest = zlib.crc32(repr(sorted(identity.items())).encode())
-        name = re.sub(r"[^\w.=+,-]", "-", label.strip())[:100]
-        return f"{name}-{digest:08x}-trial{self.trial}.pt"
-
-    def report_progress(self, is_over: bool = False) -> None:
-        """How many rounds more are done, with the accuracy that was tested last."""
-        done = self.config.rounds if is_over else len(self.rows)
-        accuracy = math.nan
-        for row in self.rows:
-            accuracy = row.get("accuracy", accuracy)
-        self.progress(done - self.reported, accuracy)
-        self.reported = done
+        return f"{file_label(label)}-{digest:08x}-trial{self.trial}.pt"
 
     def data(self) -> Data:
         side = SIDE.get(self.config.model, 0)
@@ -176,91 +225,42 @@ class Run:
     def fl(self) -> common.Federation:
         return self.config.federation(self.data(), self.streams)
 
+    @property
+    def fingerprint(self) -> dict:
+        """All that decides the run's result, {name: value}."""
+        return self.identity | self.environment
+
     @functools.cached_property
     def environment(self) -> dict:
-        """What else the bits depend on, as this process has read it: data and the user's code."""
+        """What decides it besides the options, as this process has read it: data, user's code."""
         found = {
             "torch": str(torch.__version__),
             "numpy": np.__version__,
             "state": 2,  # raised when what a script keeps changes
             "device": self.device,
-            "ranks": ranks(),
+            "ranks": self.script.ranks,
             "data": self.data().checksum,
         }
-        for name, value in vars(self.config).items():
+        for name, value in self.identity.items():
             if checksum := source_checksum(value):
                 found[f"the file of --{name}, checksum"] = checksum
         return found
 
 
-def waits_for_none(config: Config) -> dict:
-    return {}
+def file_label(name: str) -> str:
+    return re.sub(r"[^\w.=+,-]", "-", name.strip())[:100]
 
 
-@dataclasses.dataclass
-class Script:
-    """What a script gives to `main`, and what the command line adds.
+def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
+    """Trains a run as far as its checkpoint does not hold it; returns what the table needs.
 
-    federate(config, fl, run)  trains one method and records its rounds
-    config, presets, doc       its Config, command lines by name, and docstring
-    compare                    the flags whose values are the methods, compared in each setting
-    name(config)               how a method is called, if not by its flags
-    plot(df, folder)           prints and plots what is the script's own
-    draw(settings, folder)     plots what runs saved: {setting: its runs}, each with load()
-    after(config)              the flags of the arm whose result this one reads, and waits for,
-                               {"method": "cl"}; {}: it reads none
+    progress  is told the run's name, its rounds so far, and its last accuracy
     """
-
-    federate: Callable
-    compare: tuple[str, ...]
-    config: type = Config
-    presets: dict[str, str] = dataclasses.field(default_factory=dict)
-    doc: str = ""
-    name: Callable | None = None
-    plot: Callable | None = None
-    draw: Callable | None = None
-    after: Callable = waits_for_none
-    swept: tuple[str, ...] = ()
-    folder: Path | None = None  # chosen before training begins
-
-    def run(self, config: Config, trial: int) -> Run:
-        """An arm's run. Its setting names the swept flags that it reads."""
-        method = " ".join(str(getattr(config, name)) for name in self.compare)
-        if self.name:
-            method = self.name(config)
-        setting = self.setting(config, config.results_depend_on())
-        return Run(config, method, setting, trial, self)
-
-    def setting(self, config: Config, flags) -> str:
-        """'alpha=0.05 base=fedprox': the swept ones of these flags that are not compared."""
-        names = [name for name in self.swept if name in flags and name not in self.compare]
-        return " ".join(f"{name}={getattr(config, name)}" for name in names)
-
-    def plan(self, configs: list[Config]) -> tuple[dict[str, list[Run]], list[Run]]:
-        """Each setting's runs, and all; an arm that does not read what is swept serves several."""
-        runs = {}
-        settings = {}
-        for config, trial in itertools.product(configs, range(configs[0].trials)):
-            run = self.run(config, trial)
-            run = runs.setdefault(run.file, run)
-            shown = settings.setdefault(self.setting(config, self.swept), {})
-            if shown.setdefault((run.method, trial), run) is not run:
-                raise UsageError(f"two arms of different flags would both be called {run.method}")
-        for run in runs.values():
-            other = run.other(**self.after(run.config))  # by default itself
-            if other.file not in runs:
-                raise UsageError(f"{run} needs {other}: add its arm to the sweep")
-        settings = {setting: list(shown.values()) for setting, shown in settings.items()}
-        return settings, list(runs.values())
-
-
-def train(run: Run, progress: Callable) -> dict:
-    """Trains a run as far as its checkpoint does not already hold it; what the table needs."""
     run.progress = progress
     torch.set_num_threads(run.config.threads)
     if run.config.resume and run.path.exists():
         run.restore()
-        run.report_progress()
+        run.report_progress(len(run.rows))
     if not run.diverged and run.finished < run.config.rounds:
         try:
             run.script.federate(run.config, run.fl, run)
@@ -269,8 +269,85 @@ def train(run: Run, progress: Callable) -> dict:
             run.diverged = str(error)
             run.rows.append(run.row_of(len(run.rows)) | {"diverged": 1})
         run.save()
-    vars(run).pop("fl", None)
-    run.report_progress(is_over=True)
-    if ranks() > 1:
+    vars(run).pop("fl", None)  # its memory
+    run.state = {}
+    run.report_progress(run.config.rounds)
+    if has_group():
         dist.barrier()  # other ranks may read its checkpoint from now on
     return {"rows": run.rows, "diverged": run.diverged}
+
+
+# -------------------------------------------------------------------------------------- a script
+
+
+def waits_for_none(config: Config) -> dict:
+    return {}
+
+
+@dataclasses.dataclass
+class Script:
+    """What a script gives to `main`, by name. All functions are of a module, none is a lambda.
+
+    federate(config, fl, run)  trains one method in one setting and trial: it loops over
+                               `run.rounds(state)` and calls `run.record`
+    compare                    the options whose values are the methods. Other swept options make
+                               settings. A method that does not use what is swept is trained once
+                               and shown in every setting.
+    config                     the script's Config
+    presets                    {name: command line}. What follows # explains it.
+    doc                        the script's docstring. It begins with an example.
+    name(config)               a method's name. Without it: the values of `compare`.
+    plot(df, folder)           prints and plots what is the script's own, once at the end. `df`
+                               holds the rows of metrics.csv, without runs that diverged.
+    draw(settings, folder)     plots what runs have saved: {setting: runs}, each with `load()`
+    after(config)              the changes that lead to the method whose result this one uses, for
+                               example {"method": "cl"}. It is trained first. {}: it uses none.
+    track(run, row)            gets each new row of metrics.csv, in the process that trains. If it
+                               raises an error, one line says so and the training continues.
+    """
+
+    federate: Callable
+    compare: tuple[str, ...]
+    config: type = Config
+    presets: dict[str, str] = dataclasses.field(default_factory=dict)
+    doc: str | None = ""
+    name: Callable | None = None
+    plot: Callable | None = None
+    draw: Callable | None = None
+    after: Callable = waits_for_none
+    track: Callable | None = None
+    # what the command line adds
+    swept: tuple[str, ...] = ()
+    folder: Path | None = None  # chosen before training begins
+    ranks: int = 1  # how many processes train one run together
+
+    def run(self, config: Config, trial: int) -> Run:
+        """Returns the run of this config. Its setting names the swept options that it uses."""
+        method = " ".join(str(getattr(config, name)) for name in self.compare)
+        if self.name:
+            method = self.name(config)
+        setting = self.setting(config, config.results_depend_on())
+        return Run(config, method, setting, trial, self)
+
+    def setting(self, config: Config, flags) -> str:
+        """'alpha=0.05 base=fedprox': the swept ones of these options that are not compared."""
+        names = [name for name in self.swept if name in flags and name not in self.compare]
+        return " ".join(f"{name}={getattr(config, name)}" for name in names) or NO_SETTING
+
+    def plan(self, configs: list[Config]) -> tuple[dict[str, list[Run]], list[Run]]:
+        """Returns each setting's runs, and all runs: those that wait for another one come last."""
+        runs = {}
+        settings = {}
+        for config, trial in itertools.product(configs, range(configs[0].trials)):
+            run = self.run(config, trial)
+            run = runs.setdefault(run.file, run)
+            shown = settings.setdefault(self.setting(config, self.swept), {})
+            if shown.setdefault((run.method, trial), run) is not run:
+                raise UsageError(f"two methods of different options are both called {run.method}")
+        for run in runs.values():
+            if run.needed not in runs:
+                other = run.other(**self.after(run.config))
+                raise UsageError(f"{run} needs {other}: add its method to the sweep")
+        settings = {setting: list(shown.values()) for setting, shown in settings.items()}
+        in_order = sorted(runs.values(), key=lambda run: run.waits)
+        return settings, in_order

@@ -81,7 +81,7 @@ def command(work) -> list[str]:
     words = shlex.split(work.command)
     if is_experiment(work):
         words += ["--out", f"runs/{work.place}"]
-        if (folder(work) / "config.json").exists():
+        if (folder(work) / "checkpoints").exists():
             words.append("--resume")
     return words
 
@@ -101,6 +101,7 @@ def publish(work) -> None:
     half = path.with_name(f"{os.getpid()}.{path.name}")
     text = {"dtype": str, "keep_default_na": False}
     rounds = pd.read_csv(folder(work) / "metrics.csv", **text)
+    rounds = rounds.replace({"setting": {"-": ""}})  # as in the older rows
     rounds["run"] = work.place
     rounds = rounds.reindex(columns=COLUMNS, fill_value="")
     with FileLock(ROOT / "runs" / ".publish.lock"):

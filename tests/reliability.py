@@ -75,7 +75,7 @@ def run_line(name: str, line: list[str]) -> tuple[int, str, str]:
 def errors_of(errors: str) -> list[str]:
     """Its lines without those that count rounds."""
     lines = errors.splitlines()
-    return [line for line in lines if " rounds, accuracy " not in line]
+    return [line for line in lines if " rounds, " not in line]
 
 
 def outcome(folder: Path) -> tuple:

@@ -60,7 +60,7 @@ def run_of(config, folder) -> experiment.Run:
 def train(config, folder) -> tuple[dict, list[dict]]:
     """The state after the last round and the rows of one run."""
     run = run_of(config, folder)
-    experiment.train(run, lambda rounds, accuracy: None)
+    experiment.train(run, lambda *_: None)
     found = run.load()
     return found["state"], found["rows"]
 

@@ -105,7 +105,7 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path):
     os.kill(rank(process.pid, 1), signal.SIGKILL)
     whole = start(2, name, tmp_path, *flags, "--out=whole")
     status, errors = finish(process)
-    said = [line for line in errors.splitlines() if "--resume goes on in killed" in line]
+    said = [line for line in errors.splitlines() if "--resume continues in killed" in line]
     assert status != 0 and len(said) == 1, errors[-3000:]
     assert "another rank is gone" in said[0] or said[0].startswith("stopped")  # torchrun's SIGTERM
     status, errors = finish(start(2, name, tmp_path, *flags, "--out=killed", "--resume"))
@@ -125,12 +125,12 @@ def test_launcher_stops_and_mistakes(tmp_path):
         ranks += [rank(process.pid, k) for k in (0, 1)]
         if stop == signal.SIGTERM:
             locked = start(0, name, tmp_path, "--out=r")
-            assert "another run is at work there" in locked.communicate()[1]
+            assert "another command works there" in locked.communicate()[1]
             assert locked.returncode == 2
         process.send_signal(stop)
         _, errors = process.communicate(timeout=60)
         if stop == signal.SIGTERM:
-            assert errors.count("stopped; --resume goes on in r") == 1
+            assert errors.count("stopped; --resume continues in r") == 1
     time.sleep(1)
     for pid in ranks:
         stat = Path(f"/proc/{pid}/stat")

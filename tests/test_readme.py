@@ -195,8 +195,7 @@ def list_flags(config: type, common_flags: type = object) -> list[str]:
         about = experiment.about_flag(config, name)
         if known.get(name) is field:
             continue
-        default = field.default
-        values = default if isinstance(default, tuple) else (default,)
+        values = about["sweep"] or (field.default,)
         words = [f"--{name.replace('_', '-')}", *map(str, values)]
         for limit in ("above", "low", "high"):
             if about[limit] is not None:

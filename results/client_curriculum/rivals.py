@@ -60,8 +60,9 @@ class Config(paper.Config):
     """The flags of client_curriculum.py, with client orders more."""
 
     client_order: str = flag(
-        ("curriculum", "anti", "random", *RIVALS),
+        "curriculum",
         "an order of the paper, or a rival",
+        sweep=("curriculum", "anti", "random", *RIVALS),
         choices=paper.ORDERS + RIVALS,
     )
     data_order: str = flag("vanilla", "of a client's samples", choices=paper.ORDERS)

@@ -52,7 +52,7 @@ class Config(paper.Config):
     """The flags of fedac_art.py. Its base reads those of the clustering, too: it is measured."""
 
     epochs: int = flag(5, "E, local epochs", low=1, high=10**5, when=reads_epochs)
-    method: str = flag(ARMS, "the curriculum, its base, or a control", choices=ARMS)
+    method: str = flag("fedac", "the curriculum, its base, or a control", sweep=ARMS, choices=ARMS)
     features: str = flag(
         "pixels", "what is clustered: pixels, 8x8 means, features of a net", choices=tuple(RHO)
     )

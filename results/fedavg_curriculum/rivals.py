@@ -40,8 +40,9 @@ class Config(paper.Config):
     """The flags of fedavg_curriculum.py, with orders more, and FedLC."""
 
     order: str = flag(
-        ("curriculum", "vanilla", *RIVALS),
+        "curriculum",
         "an order of the paper, or a rival",
+        sweep=("curriculum", "vanilla", *RIVALS),
         choices=paper.ORDERS + RIVALS,
     )
     pacing: str = flag("linear", "shape of g", choices=paper.PACINGS, when=has_family)

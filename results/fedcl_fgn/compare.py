@@ -73,7 +73,7 @@ def plot(df: pd.DataFrame, path: Path) -> None:
         columns = {"setting": "", "method": method, "trial": trial}
         curves.append(pd.DataFrame(columns | {"uploads": uploads, "accuracy": accuracy}))
     options = {"x": "uploads", "y": "accuracy", "hue": "method", "kind": "line"}
-    report.plot(pd.concat(curves), path, **options, errorbar="sd", height=3.8, aspect=1.3)
+    report.plot(pd.concat(curves), path, **options, errorbar=report.spread, height=3.8, aspect=1.3)
 
 
 def main(argv=None) -> None:

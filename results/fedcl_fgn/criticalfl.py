@@ -54,8 +54,9 @@ class Config(paper.Config):
     """The options of fedcl_fgn.py, and those of the later code."""
 
     method: str = flag(
-        ("base", "cl", "criticalfl", "early"),
+        "criticalfl",
         "the base; FedCL; the later code's rule; the base with FedCL's uploads, more of them early",
+        sweep=("base", "cl", "criticalfl", "early"),
         choices=("base", "cl", "criticalfl", "early"),
     )
     detector: str = flag("fgn", "what is judged", choices=("fgn",), when=paper.is_cl)

@@ -49,8 +49,17 @@ class Config(paper.Config):
     """The flags of fedcl_gmm_sync.py; more methods read some of them."""
 
     method: str = flag(
-        ("fedcl", "fedcl-fresh", "fedcl-nofreeze", "fedgen", "fedgen-e", "fedavg", "fedavg-e"),
+        "fedcl",
         "a method of the paper, or a control",
+        sweep=(
+            "fedcl",
+            "fedcl-fresh",
+            "fedcl-nofreeze",
+            "fedgen",
+            "fedgen-e",
+            "fedavg",
+            "fedavg-e",
+        ),
         choices=METHODS,
     )
     tau: float = flag(10.0, "loss that parts easy from hard", above=0, high=1e6, when=is_fedcl)
