@@ -1,11 +1,12 @@
-"""python tests/bench_rivals.py loop|pfl|ours DATA.npz --net PflCNN --clients 1000 --per-round 50
+"""python tests/bench_rivals.py loop|pfl|ours|turns DATA.npz --net PflCNN --clients 1000
 
 Rounds of federated averaging on the same work: a loop over clients with torch's DataLoader,
 pfl-research's simulator, or fedavg_curriculum.py. Prints `ROUND t TIME` at the end of each round
 and `PEAK MiB` at the end. Under torchrun, processes share a round's clients. pfl-research wants an
 environment of its own (pip install "pfl[pytorch]"), so nothing of this project is imported for it.
-DATA.npz holds images x_train and labels y_train, as many of each client. bench_trainer.py starts
-this program.
+DATA.npz holds images x_train and labels y_train, as many of each client. `turns` reads words:
+index, loader, ours. For each it trains all clients once, and prints the seconds of CPU time.
+bench_trainer.py starts this program.
 """
 
 import argparse
@@ -66,7 +67,22 @@ class PFLlibCNN(nn.Sequential):
         )
 
 
-NETS = {"LeNet5": LeNet5, "PflCNN": PflCNN, "PFLlibCNN": PFLlibCNN}
+class AlexNet(nn.Sequential):
+    """Ours with --width 128, in torch's own layers: 2,403,018 parameters on 3x32x32."""
+
+    def __init__(self, channels, side, classes):
+        super().__init__(
+            *(nn.Conv2d(channels, 64, 3, 2, 1), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Conv2d(64, 192, 3, 1, 1), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Conv2d(192, 384, 3, 1, 1), nn.ReLU(), nn.Conv2d(384, 256, 3, 1, 1), nn.ReLU()),
+            *(nn.Conv2d(256, 256, 3, 1, 1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
+            *(nn.Dropout(0.05), nn.Linear(1024, 128), nn.ReLU()),
+            *(nn.Dropout(0.05), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, classes)),
+        )
+
+
+NETS = {"LeNet5": LeNet5, "PflCNN": PflCNN, "PFLlibCNN": PFLlibCNN, "AlexNet": AlexNet}
+OURS = {"LeNet5": "lenet5", "AlexNet": "alexnet"}  # the others are a user's own
 
 # ----------------------------------------------------------------------------------- what they do
 
@@ -118,15 +134,15 @@ def run_loop(flags) -> None:
         dist.destroy_process_group()
 
 
-def train_client(net: nn.Module, client: tuple, flags) -> None:
-    """An epoch of SGD."""
+def train_client(net: nn.Module, client: tuple, flags, by_index=False) -> None:
+    """An epoch of SGD, over a DataLoader or by indexing the tensors."""
     sgd = torch.optim.SGD(net.parameters(), lr=flags.lr, momentum=flags.momentum)
-    x, y = client
-    if flags.device == "cuda":
-        order = torch.randperm(len(y), device="cuda").split(flags.batch_size)
-        batches = ((x[index], y[index]) for index in order)
+    images, labels = client
+    if by_index or flags.device == "cuda":
+        order = torch.randperm(len(labels), device=flags.device).split(flags.batch_size)
+        batches = ((images[index], labels[index]) for index in order)
     else:
-        batches = DataLoader(TensorDataset(x, y), flags.batch_size, shuffle=True)
+        batches = DataLoader(TensorDataset(images, labels), flags.batch_size, shuffle=True)
     for x, y in batches:
         sgd.zero_grad()
         F.cross_entropy(net(x), y).backward()
@@ -212,7 +228,7 @@ def run_ours(flags) -> None:
         print_round(t)
 
     experiment.Run.record = timed_record
-    net = "lenet5" if flags.net == "LeNet5" else f"{__file__}:{flags.net}"
+    net = OURS.get(flags.net, f"{__file__}:{flags.net}")
     launcher = os.getppid() if RANKS > 1 else os.getpid()  # all ranks share a folder
     folder = Path(flags.data).parent / "runs" / str(launcher)
     command = ["--order", "vanilla", "--dataset", flags.data, "--partition", "iid"]
@@ -225,7 +241,42 @@ def run_ours(flags) -> None:
     fedavg_curriculum.main(command)
 
 
-CONTESTANTS = {"loop": run_loop, "pfl": run_pfl, "ours": run_ours}
+def run_turns(flags) -> None:
+    """All clients once for each word: a loop that indexes tensors, a DataLoader's, or ours."""
+    sys.path.insert(0, flags.tree)
+    import data
+    import experiment
+    import nets
+    import training
+
+    experiment.keep_heap()  # as every script does: page faults cost up to a third
+    clients = read_clients(flags)
+    net = build_net(flags, clients)
+    samples = data.load_data(flags.data)
+    model = nets.build_model(OURS.get(flags.net, f"{__file__}:{flags.net}"), samples, width=128)
+    theta = model.init(0)
+    rng = np.random.default_rng(0)
+    batches = []
+    for shard in np.array_split(np.arange(len(samples.y_train)), flags.clients):
+        batches.append(data.epochs_of_batches(shard, 1, flags.batch_size, rng))
+
+    def loop(by_index):
+        for client in clients:
+            nn.utils.vector_to_parameters(theta.clone(), net.parameters())
+            train_client(net, client, flags, by_index)
+
+    def ours():
+        local = training.Local(flags.lr, flags.momentum)
+        training.train(model, theta, samples, np.arange(flags.clients), batches, local)
+
+    turns = {"index": lambda: loop(True), "loader": lambda: loop(False), "ours": ours}
+    for word in sys.stdin:
+        begun = time.process_time()
+        turns[word.strip()]()
+        print(time.process_time() - begun, flush=True)
+
+
+CONTESTANTS = {"loop": run_loop, "pfl": run_pfl, "ours": run_ours, "turns": run_turns}
 
 
 def main() -> None:

@@ -372,6 +372,56 @@ def pfllib(flags):
     return compare_rivals(flags, PFLLIB, flags.samples or 2625, 1, 28, 2000)
 
 
+STEPS = {  # a net, clients, samples of each, channels, side
+    "LeNet-5, K = 10, 1x28x28": ("LeNet5", 10, 200, 1, 28),
+    "LeNet-5, K = 10, 3x32x32": ("LeNet5", 10, 200, 3, 32),
+    "PFLlib's CNN, 1x28x28": ("PFLlibCNN", 2, 200, 1, 28),
+    "pfl-research's CNN, 3x32x32": ("PflCNN", 2, 200, 3, 32),
+    "AlexNet, width 128, 3x32x32": ("AlexNet", 2, 200, 3, 32),
+}
+
+
+def step(flags):
+    """A local step as a fraction of a plain loop's, which indexes tensors and has torch's own
+    optimizer. CPU time, one thread, batch 10, momentum 0.9; medians of the turns (range)."""
+    before = f"ours at {commit_of(flags.before)}" if flags.before else "ours once more"
+    yield head("model", "plain loop, ms a step", "DataLoader's loop", before, "ours")
+    for name, (net, K, samples, channels, side) in STEPS.items():
+        samples = flags.samples or samples
+        work = {"net": net, "clients": K, "momentum": 0.9}
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            path = write_data(folder, K * samples, channels, side, tests=10)
+            here = stack.enter_context(start_turns("ours", path, work, flags))
+            before = stack.enter_context(start_turns("before", path, work, flags))
+            seconds = {"index": [], "loader": [], "before": [], "ours": []}
+            for turn in range(flags.repeats + 1):
+                for word in seconds:
+                    taken = take_turn(before if word == "before" else here, word)
+                    if turn > 0:  # the first one warms up
+                        seconds[word].append(taken)
+            here.communicate()
+            before.communicate()
+        steps = K * -(-samples // 10)
+        loop = np.array(seconds.pop("index"))
+        fractions = [ratio(np.array(times), loop) for times in seconds.values()]
+        yield line(name, f"{1e3 * np.median(loop) / steps:.2f}", *fractions)
+
+
+def start_turns(tree: str, path: str, work: dict, flags) -> subprocess.Popen:
+    """A process that waits for words: of this checkout, or of --before."""
+    root = flags.before if tree == "before" and flags.before else ROOT
+    command = [sys.executable, str(RIVALS), "turns", path, f"--tree={root}"]
+    command += [f"--{name}={value}" for name, value in work.items()]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def take_turn(process: subprocess.Popen, word: str) -> float:
+    """The seconds of one turn."""
+    print(word.replace("before", "ours"), file=process.stdin, flush=True)
+    return float(process.stdout.readline())
+
+
 def throughput(flags):
     """An experiment: as many runs side by side as there are cores, one thread each. LeNet-5, 10 of
     100 clients of 600 samples, batch 10, one epoch."""
@@ -466,7 +516,7 @@ def write(name: str, table: str) -> None:
 
 
 PARTS = {
-    "cpu": (lenet5, single, big, start, throughput, pfl, pfllib),
+    "cpu": (step, lenet5, single, big, start, throughput, pfl, pfllib),
     "cuda": (gpu, pfl, pfllib),
 }
 
