@@ -1,6 +1,6 @@
-"""python -m examples.flower_fedcl  (explains itself; Flower runs it: see examples/README.md)
+"""FedCL in Flower, which runs `server` and `client` below: see examples/README.md.
 
-FedCL in Flower. The Strategy selects more clients while FGN, the federated gradient norm, grows
+The Strategy selects more clients while FGN, the federated gradient norm, grows
 (fedcl_fgn.py). The client trains on its easy samples first (fedavg_curriculum.py).
 
 Written for the Message API of flwr 1.42. Flower averages by "num-examples", so the clients' FGN is
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -106,7 +106,12 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Federated training; options come from pyproject.toml, [tool.flwr.app.config]."""
-    options = {"n-0": 4, "clients": 16, "rounds": 10} | context.run_config
+    federate(grid, context.run_config)
+
+
+def federate(grid: Grid, run_config: dict) -> Result:
+    """What Flower's strategy returns: weights, and the metrics of every round."""
+    options = {"n-0": 4, "clients": 16, "rounds": 10} | run_config
     torch.manual_seed(0)
     digits = load_data("digits")
     net = make_net()
@@ -119,8 +124,4 @@ def main(grid: Grid, context: Context) -> None:
 
     strategy = FedCL(options["n-0"], options["clients"])
     initial = ArrayRecord(net.state_dict())
-    strategy.start(grid, initial, num_rounds=options["rounds"], evaluate_fn=test)
-
-
-if __name__ == "__main__":
-    print(__doc__)
+    return strategy.start(grid, initial, num_rounds=options["rounds"], evaluate_fn=test)

@@ -103,7 +103,13 @@ def federate(methods=(), rounds=20, seed=0) -> tuple[list[float], list[int]]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for methods in ((), ("samples",), ("clients",), ("weights",), ("samples", "clients", "weights")):
+    for methods in (
+        (),
+        ("samples",),
+        ("clients",),
+        ("weights",),
+        ("samples", "clients", "weights"),
+    ):
         accuracy, counts = federate(methods)
         name = " + ".join(methods) or "FedAvg"
         print(f"{name}: {accuracy[-1]:.1f} % after {sum(counts)} uploads")

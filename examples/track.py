@@ -17,18 +17,23 @@ import fedcl_fgn
 
 @functools.cache
 def writer(folder: str) -> SummaryWriter:
-    """One for each run in a process. Weights & Biases: wandb.init(dir=folder, reinit=..)."""
-    return SummaryWriter(folder)  # MLflow: mlflow.start_run(run_name=folder)
+    """One for each run in a process."""
+    return SummaryWriter(folder)
 
 
 def track(run: experiment.Run, row: dict) -> None:
-    """Writes a row of metrics.csv: the numbers under their columns' names, by round."""
+    """Writes the numbers of a row of metrics.csv under their columns' names, by round.
+
+    Weights & Biases: wandb.init(name=folder, reinit="create_new") in place of SummaryWriter,
+    .log(numbers, step=row["round"]) in place of the loop. MLflow: mlflow.start_run(run_name=folder)
+    and mlflow.log_metrics(numbers, step=row["round"]).
+    """
     name = re.sub(r"[^\w.=-]+", "-", str(run))
     board = writer(str(run.script.folder / "tensorboard" / name))
-    for column, value in row.items():
-        if isinstance(value, int | float) and column not in ("trial", "round"):
-            board.add_scalar(column, value, row["round"])
-    board.flush()  # W&B: wandb.log(row, step=row["round"]); MLflow: mlflow.log_metrics(numbers, ..)
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    for column, value in numbers.items():
+        board.add_scalar(column, value, row["round"])
+    board.flush()
 
 
 def main(argv=None) -> None:
