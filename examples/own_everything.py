@@ -76,6 +76,9 @@ class Federation(common.Federation):
 # ------------------------------------------------------------------------------- the method itself
 
 
+METHODS = ("small", "large")
+
+
 @dataclass
 class Config(experiment.Config):
     """Common options with other defaults, then one's own."""
@@ -86,7 +89,7 @@ class Config(experiment.Config):
     clients_per_round: int = 4
     rounds: int = 10
     epochs: int = 2
-    method: str = flag(("small", "large"), "whose loss decides", choices=("small", "large"))
+    method: str = flag("small", "whose loss decides", sweep=METHODS, choices=METHODS)
 
     def federation(self, data, streams) -> Federation:
         return Federation(self, data, streams, base=Slow)
