@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from joblib import cpu_count
 
+from checks import is_out_of_memory
 from common import NonFiniteError
 from data import UsageError, first_line
 
@@ -35,7 +36,6 @@ from .processes import (
     Workers,
     gpu_fault,
     has_group,
-    is_memory_error,
     is_starting,
     joined_ranks,
     keep_heap,
@@ -97,7 +97,7 @@ def explain(error: Exception) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, NonFiniteError):
         return 3, str(error)
-    if is_memory_error(error):
+    if is_out_of_memory(error):
         advice = "try --chunk 1, or a smaller --batch-size if clients train one at a time already"
         return 5, f"out of memory: {advice} ({first_line(error)})"
     if isinstance(error, GPU_ERRORS):
@@ -191,11 +191,12 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
     """Writes metrics.csv and tables; then figures, the script's own plots, and summary.json."""
     rows = []
     finite = {}
-    for setting, runs in settings.items():
-        finite[setting] = [run for run in runs if not run.diverged]
-        for run in runs:  # whose rows stand in every setting where it is shown
+    for setting, shown in settings.items():
+        finite[setting] = [run for run in shown if not run.diverged]
+        for run in shown:  # whose rows stand in every setting where it is shown
             rows += [row | {"setting": setting} for row in run.rows]
-    first = next(iter(settings.values()))[0]
+    runs = [*itertools.chain(*settings.values())]
+    first = runs[0]
     dataset = first.config.dataset
     if "dataset" in script.swept:
         dataset = "several data sets"  # each setting names its own
@@ -211,24 +212,12 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
                 script.plot(df, folder)
             if script.draw:
                 script.draw(finite, folder)
-        summary = about | {"config": configs_of(settings)} | first.environment
+        configs = {run.method: vars(run.config) for run in reversed(runs)}  # of its first run
+        summary = about | {"swept": script.swept, "config": configs} | first.environment
         if first.device == "cuda":
             summary["card"] = torch.cuda.get_device_name()
         (folder / "summary.json").write_text(json.dumps(summary | results, indent=1))
     print(f"results: {script.folder}")
-
-
-def configs_of(settings: dict[str, list[Run]]) -> dict[str, dict]:
-    """{method: {option: its value, or the list of its values in a sweep}}."""
-    found = {}
-    for run in itertools.chain(*settings.values()):
-        options = found.setdefault(run.method, {})
-        for name, value in dataclasses.asdict(run.config).items():
-            options.setdefault(name, {})[value] = None  # a set that keeps the order
-    for options in found.values():
-        for name, values in options.items():
-            options[name] = [*values] if len(values) > 1 else next(iter(values))
-    return found
 
 
 # ------------------------------------------------------------------------- where runs are trained
@@ -326,4 +315,7 @@ def unknown_to_workers(task: tuple) -> str:
     file = getattr(sys.modules["__main__"], "__file__", None) or ""
     if b"__main__" in names and not os.path.isfile(file):
         return "workers cannot import a program without a file, such as a notebook"
+    if sys.version_info < (3, 11):  # there a new process searches the current folder first
+        for name in {path.stem for path in Path().iterdir()} & sys.stdlib_module_names:
+            return f"in this folder, workers would import {name} in place of Python's own"
     return ""

@@ -84,13 +84,6 @@ def gpu_fault() -> str:
 GPU_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
-def is_memory_error(error: Exception) -> bool:
-    """Whether the memory of a GPU, or of this machine, is too small."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
-
-
 def take_gpu(number: int) -> None:
     """From now on "cuda" means this GPU. Those that come after the last one begin again."""
     torch.cuda.set_device(number % torch.cuda.device_count())

@@ -86,7 +86,7 @@ def write_npz(path, **changes):
 
 def load_npz(folder, **changes) -> data.Data:
     write_npz(folder / "a.npz", **changes)
-    data.load_data.cache_clear()
+    data.read_data.cache_clear()
     return data.load_data(str(folder / "a.npz"))
 
 

@@ -139,7 +139,7 @@ def work(tmp_path, monkeypatch):
         path.write_bytes(b"png")
 
     monkeypatch.setattr(report, "plot", draw)
-    data.load_data.cache_clear()
+    data.read_data.cache_clear()
     return tmp_path
 
 
@@ -148,7 +148,7 @@ def write_data(name="tiny.npz", **changes) -> None:
     y = np.arange(60) % 3
     arrays = {"x_train": x[:40], "y_train": y[:40], "x_test": x[40:], "y_test": y[40:]}
     np.savez(name, **arrays | changes)
-    data.load_data.cache_clear()
+    data.read_data.cache_clear()
 
 
 SMALL = ["--dataset=tiny.npz", "--device=cpu", "--jobs=1"]
@@ -774,6 +774,8 @@ def test_a_resumed_sweep_may_be_wider_or_narrower(work, capsys):
     before = times()
     swept("5.0")
     assert times() == before and len(table("r")) == len(narrow)
+    swept("0.5")  # the other value is still there
+    assert times() == before and table("r") == narrow
     line = refused(capsys, "--out=r", "--alpha", "0.1", "50", "--size", "3", "4", "--resume")
     assert "alpha 0.5, not 0.1)" in line
     swept("5.0", "0.5")
@@ -833,7 +835,51 @@ def test_an_edited_file_of_the_users_is_not_resumed(work, capsys):
     assert "another run's (the file of --rule, checksum " in line
 
 
+def test_a_neighbour_of_the_users_file_decides_the_result_too(work, capsys):
+    Path("mine.py").write_text("import beside\ndef rule(): return beside.x\n")
+    Path("beside.py").write_text("x = 1\n")
+    start("--out=r", "--rule=mine.py:rule")
+    Path("beside.py").write_text("x = 2\n")
+    line = refused(capsys, "--out=r", "--rule=mine.py:rule", "--resume")
+    assert "another run's (the file of --rule, checksum " in line
+
+
+def test_a_rewritten_file_is_read_again_in_the_same_process(work):
+    start("--out=before", "--method=a", "--trials=1")
+    y = np.repeat([0, 1, 2], 20)
+    x = np.zeros((60, 16, 16, 1), np.uint8)
+    np.savez("tiny.npz", x_train=x[::2], y_train=y[::2], x_test=x[1::2], y_test=y[1::2])
+    start("--out=after", "--method=a", "--trials=1")
+    held = [pd.read_csv(f"{out}/partition.csv").samples.sum() for out in ("before", "after")]
+    assert held == [40, 30]
+
+
 # ---------------------------------------------------------------------- what goes wrong, and right
+
+
+def test_too_little_memory_is_one_line_that_names_what_helps(work, capsys):
+    def large(config, fl, run):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 48 GiB")
+
+    line = refused(capsys, "--out=r", status=5, federate=large)
+    assert "out of memory" in line and "--chunk 1" in line and "--batch-size" in line
+    refused(capsys, "--out=s", status=5, federate=lambda *_: bytearray(10**18))
+
+
+def test_tracking_gets_every_new_row_once_and_may_fail(work, capsys):
+    seen = []
+
+    def track(run, row):
+        seen.append((run.method, row["round"]))
+        if run.method == "b" and row["round"] == 2:
+            raise ConnectionError("no server")
+
+    start("--out=r", "--trials=1", track=track)
+    assert seen == [("a", t) for t in (1, 2, 3, 4)] + [("b", 1), ("b", 2)]
+    said = "b trial 1: the run is no longer tracked (ConnectionError: no server)"
+    assert capsys.readouterr().err.count(said) == 1 and len(table("r")) == 8
+    start("--out=r", "--trials=1", "--rounds=5", "--resume", track=track)
+    assert seen[6:] == [("a", 5), ("b", 5)]
 
 
 @pytest.mark.parametrize("jobs", ["--jobs=1", "--jobs=2"])
@@ -1063,6 +1109,89 @@ def test_no_orphan_outlives_its_parent(work):
     half.write_text("half written")
     start("--out=r", "--rounds=60", "--pause=0.05", "--trials=1", "--resume")
     assert len(table("r")) == 120 and not half.exists()  # the lock went with the process
+
+
+STRANGERS = ("common", "data", "experiment", "report", "pandas", "torch", "signal", "socket")
+
+
+def test_workers_import_nothing_from_the_current_folder(work):
+    """Another checkout may lie there, or a stranger's report.py."""
+    start("--out=one")
+    for name in STRANGERS:
+        Path(f"{name}.py").write_text("open('imported', 'w')\n")
+    _, errors = process(work, "--out=two", "--jobs=2").communicate(timeout=300)
+    assert not Path("imported").exists() and table("two") == table("one"), errors
+
+
+def program(text: str) -> list[str]:
+    """A program that has this file's script as `test_experiment.main`."""
+    head = (
+        f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nimport test_experiment\n"
+    )
+    return [sys.executable, "-c", head + text]
+
+
+def test_main_runs_in_a_thread_and_twice_in_a_process(work):
+    start("--out=one")
+    text = """
+import threading
+for out in ("a", "b"):
+    argv = [*test_experiment.SMALL, "--jobs=2", f"--out={out}"]
+    thread = threading.Thread(target=test_experiment.main, args=(argv,))
+    thread.start()
+    thread.join()
+"""
+    running = process(work, script=program(text))
+    output, errors = running.communicate(timeout=300)
+    assert output.count("results: ") == 2 and "Traceback" not in errors, errors
+    assert table("a") == table("b") == table("one")
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_program_without_a_main_guard_or_without_a_file(is_file, work):
+    """Workers would run the first once more, and cannot import the second."""
+    command = program("""
+def federate(config, fl, run): test_experiment.federate(config, fl, run)
+test_experiment.main([*test_experiment.SMALL, "--jobs=2", "--out=r"], federate=federate)
+""")
+    if is_file:
+        Path("mine.py").write_text(command[2])
+        command = [sys.executable, "mine.py"]
+    running = process(work, script=command)
+    _, errors = running.communicate(timeout=300)
+    lines = [line for line in errors.splitlines() if " rounds, " not in line]
+    assert len(lines) == 1, errors
+    if is_file:
+        assert running.returncode == 2 and '__name__ == "__main__"' in lines[0]
+    else:
+        assert running.returncode == 0 and "one after another in this process" in lines[0]
+        assert len(table("r")) == 16
+
+
+@pytest.mark.parametrize("jobs", ["--jobs=1", "--jobs=2"])
+def test_a_reader_that_is_gone_stops_no_training(jobs, work):
+    running = process(work, "--out=r", jobs)
+    running.stdout.close()
+    running.stderr.close()
+    assert running.wait(timeout=300) == 0 and Path("r/summary.json").exists()
+    shell = f"exec {sys.executable} {__file__} {' '.join(SMALL)} {jobs} --out=s >&- 2>&-"
+    running = process(work, script=["sh", "-c", shell])
+    assert running.wait(timeout=300) == 0 and table("s") == table("r")
+
+
+def test_a_wrong_environment_of_torchrun_is_one_line(work, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE is 2, but RANK is not set" in refused(capsys)
+    for word in ("", "x", "1"):
+        monkeypatch.setenv("WORLD_SIZE", word)
+        monkeypatch.setenv("RANK", "1")
+        start(f"--out=r{word}", "--trials=1")
+
+
+def test_a_module_of_our_name_that_is_not_ours_is_named(work, capsys, monkeypatch):
+    Path("nets.py").write_text("")
+    monkeypatch.setattr(sys.modules["nets"], "__file__", str(work / "nets.py"))
+    assert "imported in place of our nets.py: rename it" in refused(capsys)
 
 
 def test_a_disk_that_is_really_full(work):

@@ -22,7 +22,7 @@ def tiny(tmp_path, monkeypatch):
     """An empty folder to work in with reliability's small data set; nothing is drawn."""
     monkeypatch.chdir(tmp_path)
     reliability.write_tiny(tmp_path)
-    data.load_data.cache_clear()
+    data.read_data.cache_clear()
     monkeypatch.setattr(report, "plot", lambda *_, **__: None)
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
     gmm = importlib.import_module("fedcl_gmm_sync")
@@ -170,7 +170,7 @@ def test_one_class_and_one_sample_are_handled_or_refused(name, tiny):
             arrays[f"x_{part}"] = rng.integers(0, 256, (n, 16, 16, 1), dtype=np.uint8)
             arrays[f"y_{part}"] = np.zeros(n, int)
         np.savez("odd.npz", **arrays)
-        data.load_data.cache_clear()
+        data.read_data.cache_clear()
         line = [*short_run(name), "--dataset=odd.npz", *alone, f"--out={train}"]
         status, output, errors = run_line(name, line)
         assert not reliability.fault_of(status, output, errors)
