@@ -54,6 +54,31 @@ OPTIONS = {
         "client_a": (0.0, 1.2),
         "client_b": (0.0, 1.0),
     },
+    "fedac_art": COMMON
+    | SGD
+    | {
+        "method": ["fedac", "fedac", "fedac", "base"],
+        "clients": (5, 20),
+        "rho": (0.4, 0.9),
+        "art_alpha": (0.001, 0.5),
+        "art_beta": ["1.0", "0.6"],
+        "quantile": (0.0, 1.0),
+        "w_small": (0.1, 1.5),
+        "w_large": (0.1, 1.5),
+    },
+    "fedcl_gmm_sync": COMMON
+    | {
+        "method": ["fedcl", "fedcl", "fedcl", "fedavg"],
+        "clients": (5, 10),
+        "min_size": (10, 30),
+        "rounds": (5, 6),
+        "local_steps": (2, 5),
+        "tau": ["10.0", "1.5", "2.3", "4.0"],
+        "lam": (0.4, 3.0),
+        "thresholds": ["0.8,0.6,0.2", "0.7,0.4", "0.9,0.75,0.5,0.3", "0.5"],
+        "v": (0.3, 0.7),
+        "generator_hidden": (8, 40),
+    },
 }
 SETTINGS = 8
 REPEATED = {  # functions that several programs repeat
@@ -128,8 +153,12 @@ def test_a_program_gives_the_numbers_of_its_script(name, number, tmp_path, monke
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_and_defaults_are_those_of_the_script(name):
-    """Where the script compares several values, the program has the first one."""
+    """Where the script compares several values, the program has the first one.
+
+    The script's rho of -1 means 0.6 for images like the program's.
+    """
     config = vars(load(name).parse_options([]))
+    assert config.pop("rho", 0.6) == 0.6
     fields = importlib.import_module(name).Config.__dataclass_fields__
     del config["trial"]
     for option, default in config.items():
