@@ -100,28 +100,34 @@ class Config(experiment.Config):
     )
     score: str = flag(
         "G",
-        "difficulty: loss of the global net (G), or of an expert trained on all data (E)",
+        "difficulty: loss of the global model (G), or of an expert trained on all data (E)",
         choices=("G", "E"),
         when=asks_score,
     )
-    f_ord: float = flag(1.0, "share of the data dealt by difficulty (0: none)", low=0, high=1)
-    stratify: bool = flag(True, "deal within each class, so that clients keep their mix of labels")
+    f_ord: float = flag(1.0, "fraction of the data divided by difficulty (0: none)", low=0, high=1)
+    stratify: bool = flag(
+        True, "divide within each class, so that clients keep their mix of labels"
+    )
     expert_epochs: int = flag(2, "epochs of the expert, on all samples", low=1, high=1000)
     client_sampling: str = flag(
         "pool",
-        "vanilla clients: all in turn, or drawn anew in every round",
+        "vanilla clients: all in turn, or new ones in every round",
         choices=("pool", "uniform"),
         when=takes_all_clients,
     )
     pacing: str = flag("linear", "shape of both pacings", choices=PACINGS, when=is_paced)
     client_a: float = flag(
-        0.8, "share of the updates until all clients are in", low=0, high=1e6, when=paces_clients
+        0.8, "fraction of the updates until all clients are in", low=0, high=1e6, when=paces_clients
     )
-    client_b: float = flag(0.2, "share of the clients at first", low=0, high=1, when=paces_clients)
+    client_b: float = flag(
+        0.2, "fraction of the clients at first", low=0, high=1, when=paces_clients
+    )
     pacing_a: float = flag(
-        0.8, "share of the steps until all samples are in", low=0, high=1e6, when=paces_samples
+        0.8, "fraction of the steps until all samples are in", low=0, high=1e6, when=paces_samples
     )
-    pacing_b: float = flag(0.2, "share of the samples at first", low=0, high=1, when=paces_samples)
+    pacing_b: float = flag(
+        0.2, "fraction of the samples at first", low=0, high=1, when=paces_samples
+    )
     lr_alpha: float = flag(0.0, "alpha in eta_i = eta (1 + alpha i)^-p", low=0, when=has_falling_lr)
     lr_power: float = flag(0.75, "p in eta_i", low=0, when=has_falling_lr)
 

@@ -92,7 +92,7 @@ class Config(experiment.Config):
     method: str = flag("fedac", "the curriculum, or its base", sweep=METHODS, choices=METHODS)
     rho: float = flag(
         -1.0,
-        "vigilance of Eq. 1: large for many clusters (-1: .35, on grey images .6)",
+        "vigilance of Eq. 1: large for many clusters (-1: 0.35, on grey images 0.6)",
         low=-1,
         high=1,
         when=is_weighted,

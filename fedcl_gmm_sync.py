@@ -105,9 +105,9 @@ class Config(experiment.Config):
     batch_size: int = 32
     min_size: int = 32
     per_client: bool = True
-    epochs: int = flag(1, "not read here: --local-steps is", low=1, high=1)
-    base: str = flag("fedavg", "not read here: --method is", choices=("fedavg",))
-    mu: float = flag(0.1, "of fedprox: weight of its proximal term", low=0)
+    epochs: int = flag(1, "not used here: --local-steps is", low=1, high=1)
+    base: str = flag("fedavg", "not used here: --method decides", choices=("fedavg",))
+    mu: float = flag(0.1, "weight of the proximal term of fedprox", low=0)
 
     method: str = flag("fedcl", "FedCL and its baselines", sweep=METHODS, choices=METHODS)
     local_steps: int = flag(20, "SGD steps of a client in a round", low=1)

@@ -114,6 +114,24 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path):
     assert same(outcome(tmp_path / "killed"), outcome(tmp_path / "whole"))
 
 
+def test_with_more_runs_than_ranks_each_rank_trains_whole_runs(tmp_path):
+    """The bits are those of one process, which can resume what ranks began, after a kill of one."""
+    write_tiny(tmp_path)
+    name = "fedcl_fgn"
+    flags = ["--trials=2", "--rounds=6"]
+    ranks = start(2, name, tmp_path, *flags, "--out=ranks")
+    alone = start(0, name, tmp_path, *flags, "--jobs=1", "--out=alone")
+    assert finish(ranks)[0] == finish(alone)[0] == 0
+    assert same(outcome(tmp_path / "ranks"), outcome(tmp_path / "alone"))
+    process = start(2, name, tmp_path, *flags, "--out=killed")
+    wait_for_a_checkpoint(tmp_path / "killed", process)
+    os.kill(rank(process.pid, 1), signal.SIGKILL)
+    process.communicate(timeout=120)
+    status, errors = finish(start(0, name, tmp_path, *flags, "--out=killed", "--resume"))
+    assert status == 0, errors[-2000:]
+    assert same(outcome(tmp_path / "killed"), outcome(tmp_path / "alone"))
+
+
 def test_launcher_stops_and_mistakes(tmp_path):
     """SIGTERM and SIGKILL to torchrun: no rank outlives it. A mistake is one line, not two."""
     write_tiny(tmp_path)

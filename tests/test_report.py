@@ -197,6 +197,10 @@ def test_gains_over_a_control(capsys):
     assert "minus that of b" in printed and "+1.00 [" in printed
     report.print_gains(runs, "absent")
     assert capsys.readouterr().out == ""
+    alone = report.per_trial(frame(rows_of({"a": [5.0], "b": [4.0]})))
+    report.print_gains(alone, "b")
+    printed = capsys.readouterr().out
+    assert "+1.00" in printed and "nan" not in printed
 
 
 def test_paired_curves_are_differences_within_trial_and_round():
@@ -221,6 +225,34 @@ def test_the_first_figure_is_of_differences_and_none_is_drawn_twice(drawn, tmp_p
     drawn.clear()
     report.plot_all(frame(rows_of({"a": [1.0]}, rounds=3)), tmp_path)
     assert list(drawn) == ["accuracy.png"]
+
+
+def test_bands_stay_within_the_values_that_are_seen():
+    rng = np.random.default_rng(0)
+    for values in ([1.0, 1.0, 0.0], [128.0, 16.0, 16.0], rng.normal(size=50)):
+        low, high = report.spread(pd.Series(values))
+        assert min(values) <= low < np.mean(values) < high <= max(values)
+    assert low == pytest.approx(np.mean(values) - np.std(values, ddof=1))
+    assert high == pytest.approx(np.mean(values) + np.std(values, ddof=1))
+
+
+@pytest.mark.parametrize("methods", [1, 2, 3])
+def test_many_settings_make_one_panel(methods, tmp_path, monkeypatch, capsys):
+    from matplotlib import pyplot
+
+    figures = []
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    some = dict([*FOUR.items()][:methods])
+    rows = [row for k in range(30) for row in rows_of(some, f"alpha={k}")]
+    report.plot_all(frame(rows), tmp_path)
+    report.curves(frame(rows), tmp_path / "own.png", "accuracy", "uploads")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.png"]
+    [[axis]] = [figure.axes for figure in figures]
+    assert len(axis.get_yticks()) == 30
+    printed = capsys.readouterr().out
+    assert "summary.png shows all settings" in printed
+    assert "own.png is not drawn: it would have 60 panels, more than 24" in printed
 
 
 def test_megabytes_are_drawn_where_methods_differ_in_them(drawn, tmp_path):
