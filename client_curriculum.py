@@ -1,28 +1,42 @@
 """python client_curriculum.py --client-order curriculum vanilla --data-order curriculum vanilla
 
-The client curriculum of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV
-2023), Section 4. Algorithm 2 deals the data so that some clients are easy and some are hard. The
-server ranks all M clients by their mean loss. The easiest g(u) are the pool: each of them takes
-part once, in random order, K clients a round; then all are ranked anew. g grows from b M to M over
-the first a U of a training's U client updates, u of which are done. Within a client the data
-curriculum (Algorithm 1) may act as well: a 2x2 of methods.
+The client curriculum, Section 4 of "When Do Curricula Work in Federated Learning?" (Vahidian et
+al., ICCV 2023, https://arxiv.org/abs/2212.12712). plain/client_curriculum.py explains it, with
+FedAvg, in one file.
 
-What differs from the paper:
-- In Algorithm 2 a client's block begins here where the one before it ends. The printed cumsum
-  begins it one block later, and so overruns the data. --f-ord may be 0, as in the paper's figures.
-  The .01 that the paper prints for IID clients (the std of losses inside them) needs
-  --no-stratify.
-- Every round has K clients: where fewer of the pool are left, the next pool fills up their round.
-  With short rounds instead, the paper's setting would take 109 rounds, not 100.
-- All methods, vanilla too, run on the same partition. The pool of `random` is drawn by chance, anew
-  at each ranking.
-- Pacing functions are corrected. As printed (Table 5) linear, quadratic and root end at
-  N + (N - 1) b, step at N + N b, and the exponential is N at once.
-- Clients and samples are sorted by ascending loss: the same as by descending score 1 / loss, which
-  is printed.
-- A batch in which a pass over the admitted samples ends is filled from the next pass: all batches
-  are full, so a client's T steps may be a little more than E epochs.
-- Scoring counts no `samples`; of it `clock` counts only the numbers that are sent back.
+Algorithm 2 divides the data so that some clients are easy and some are hard. The server ranks all M
+clients by their mean loss. The easiest g(u) are the pool. Each of them takes part once, in random
+order, K clients a round. Then all are ranked again. g grows from b M to M over the first a U of a
+run's U client updates, of which u are done. Within a client the data curriculum (Algorithm 1) may
+act as well, so there are two times two methods.
+
+How this differs from the paper, and why:
+- In Algorithm 2 a client's samples begin where those of the client before it end. The paper's
+  cumsum begins one client later, so the last client would get samples that do not exist.
+- --f-ord may be 0, as in the paper's figures. Its default is 1, where clients differ most. The
+  preset of Figure 7 follows the authors' notebooks (FedProx, score E, 0.9).
+- Consistency is the standard deviation of the raw loss inside a client. With scores that sum to 1
+  it could not reach the paper's 0.5. The paper's 0.01 for IID clients needs --no-stratify.
+- Every round has K clients. If fewer of the pool are left, they begin the next round and go to the
+  end of the next pool, so no round has a client twice. With short rounds the paper's setting would
+  take 109 rounds, not 100.
+- The pool never has fewer than K clients.
+- By default vanilla clients take part in turn. Algorithm 1 selects K at random in each round:
+  --client-sampling uniform. Vanilla is the control of every client order, and with clients in turn
+  only order and pacing differ.
+- All methods have the same partition. In the paper the random and vanilla bars of Figure 5 equal
+  those of Figure 4, so its gain is measured neither on one partition nor against a random order of
+  clients. Here `random` selects a new random pool at each ranking.
+- The pacing functions are corrected. In the paper (Table 5) linear, quadratic and root end at
+  N + (N - 1) b, step ends at N + N b, and the exponential is N at once.
+- Clients and samples are sorted by ascending loss. The paper sorts by descending score 1 / loss,
+  which is the same order.
+- If a pass over the admitted samples ends within a batch, the next pass fills it. All batches are
+  full, so a client's T steps may be a little more than E epochs.
+- The expert is an oracle: it has seen all training data, so score E and Algorithm 2 cannot be used
+  in practice. The paper does not state its epochs, which decide the consistency. It has the
+  clients' batch size, momentum and weight decay, and a constant learning rate.
+- Scoring does not count in `samples`. In `clock` only the numbers count that clients send back.
 """
 
 import math
@@ -150,7 +164,8 @@ def name(config: Config) -> str:
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """A client order (Section 4.2) around a data order (Algorithm 1)."""
     expert_losses = score_by_expert(config, fl, run)
-    fl.shards = deal_by_difficulty(config, fl, expert_losses)  # Algorithm 2
+    # Algorithm 2. Each client gets other samples, but as many as before: fl.sizes stays as it is.
+    fl.shards = deal_by_difficulty(config, fl, expert_losses)
     means, stds = measure_difficulty(fl.shards, expert_losses)  # for metrics.csv only
     K = config.clients_per_round
     state = fl.start()
@@ -162,9 +177,10 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
             losses = score_samples(
                 config, config.client_order, fl, state, fl.everyone, expert_losses
             )
-            L = np.array([of_client.mean() for of_client in losses])  # L_m: Eq. 1, or zeros
+            L = np.array([of_client.mean() for of_client in losses])  # L_m: Eq. 1
             state["pool_size"] = pool_size(config, u=t * K)  # g(u) after u client updates
-            state["queue"] = fill_queue(config, fl, state, t, L)
+            pool = draw_pool(config, fl, t, L, state["pool_size"])
+            state["queue"] = fill_queue(state["queue"], pool)
         clients = np.sort(state["queue"][:K])  # a mini-batch of clients
         state["queue"] = state["queue"][K:]
 
@@ -212,8 +228,12 @@ def reconstitute(shards, labels: np.ndarray, losses: np.ndarray, f_ord: float, r
 
     shards          disjoint index arrays, one for each client
     labels, losses  (n,) of all samples
-    f_ord           only this share of N_ic is dealt so; the rest is shuffled by rng and dealt out
+    f_ord           only this fraction of N_ic is divided so; rng divides the rest at random
+
+    ValueError where a loss is not finite, or f_ord is not from 0 to 1.
     """
+    if not np.isfinite(losses).all() or not 0 <= f_ord <= 1:
+        raise ValueError("reconstitute: wanted finite losses, and f_ord from 0 to 1")
     dealt = [[] for _ in shards]
     held = np.sort(np.concatenate(shards))
     for c in np.unique(labels[held]):
@@ -268,20 +288,24 @@ def pool_size(config: Config, u: int) -> int:
     return max(g, config.clients_per_round)
 
 
-def fill_queue(config, fl: common.Federation, state: dict, t: int, difficulty) -> list[int]:
-    """The clients of the rounds to come: those still waiting, then the new pool, shuffled.
-
-    Members of the new pool who are still waiting come last: so no round has a client twice.
-    """
+def draw_pool(config, fl: common.Federation, t: int, L: np.ndarray, size: int) -> np.ndarray:
+    """The first `size` clients in the client order, from their mean losses L (M,), shuffled."""
     if takes_all_clients(config) and config.client_sampling == "uniform":
-        return fl.select(t, config.clients_per_round).tolist()
+        return fl.select(t, config.clients_per_round)
     if config.client_order == "anti":
-        difficulty = -difficulty
-    ranked = sort_clients(difficulty, fl.streams("client ties", t))
-    pool = np.sort(ranked[: state["pool_size"]])
-    pool = fl.streams("pool", t).permutation(pool)
-    waits = np.isin(pool, state["queue"])
-    return [*state["queue"], *pool[~waits].tolist(), *pool[waits].tolist()]
+        L = -L
+    ranked = sort_clients(L, fl.streams("client ties", t))
+    pool = np.sort(ranked[:size])  # so that the shuffle depends on nothing but who is in
+    return fl.streams("pool", t).permutation(pool)
+
+
+def fill_queue(queue: list[int], pool: np.ndarray) -> list[int]:
+    """The clients of the next rounds: those that wait in the queue, then the pool (n,).
+
+    Clients of the pool that wait already come last. So no round of up to n clients has one twice.
+    """
+    waits = np.isin(pool, queue)
+    return [*queue, *pool[~waits].tolist(), *pool[waits].tolist()]
 
 
 def sort_clients(difficulty: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -322,9 +346,9 @@ def draw_client_batches(config, fl: common.Federation, t: int, m: int, difficult
 def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
     """g(step): how many of N samples are admitted at a step of T, in [1, N]. Table 5, corrected.
 
-    It grows from b N to N in the first a T steps.
+    It grows from b N to N in the first a T steps. ValueError for an unknown family.
     """
-    x = 1.0  # the share of these steps that is over
+    x = 1.0  # the fraction of these steps that is over
     if step < a * T:
         x = step / (a * T)
     match family:
@@ -338,6 +362,8 @@ def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
             grown = math.floor(x + 1e-9)  # 0, and 1 at the end
         case "exponential":
             grown = math.expm1(10 * x) / math.expm1(10)
+        case _:
+            raise ValueError(f"{family}: choose linear, quadratic, root, step or exponential")
     g = math.floor(N * b + N * (1 - b) * grown + 1e-9)  # 1e-9: 398.99.. is 399
     return min(max(g, 1), N)
 
@@ -345,28 +371,32 @@ def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
 class CurriculumBatchSampler(torch.utils.data.Sampler):
     """Batches of N samples, the easiest admitted first: DataLoader(.., batch_sampler=..) takes it.
 
-    difficulty  (N,), small = easy: where several are equal, chance says which is admitted first
-    steps       how many batches there are, of min(batch_size, N) numbers in 0 .. N - 1
-    pacing      step -> how many samples are admitted (one at least is)
-    rng         draws the batches, and breaks ties unless `ties`, a generator of its own, does
+    difficulty  (N,), small = easy. Equal ones are admitted in random order
+    batch_size  numbers in a batch, at most N. They are places in `difficulty`
+    steps       how many batches there are
+    pacing      step -> how many samples are admitted, at least one
+    rng         a NumPy generator, or a seed, for the batches and for the order of equal samples
+    ties        another one for the order of equal samples
 
-    Each admitted sample is drawn once, in random order, before any comes again. Where such a pass
-    ends within a batch, the next one begins, over the samples admitted by then. Iterating is one
-    local round: pacing begins at step 0, and new difficulties want a new sampler.
+    Each admitted sample comes once, in random order, before any comes again. If such a pass ends
+    within a batch, the next one begins, over the samples that are admitted by then. Iterating is
+    one local round: pacing begins at step 0. For new difficulties make a new sampler. ValueError
+    where a difficulty is NaN, or no sample or no place in the batch is there.
     """
 
     def __init__(self, difficulty, batch_size: int, steps: int, pacing, rng, ties=None):
         difficulty = np.asarray(difficulty)
         if difficulty.ndim != 1 or np.isnan(difficulty).any():
             raise ValueError("difficulty: wanted one number for each sample")
-        if ties is None:
-            ties = rng
+        if min(len(difficulty), batch_size) < 1:
+            raise ValueError("wanted at least one sample, and a batch_size of at least 1")
+        self.rng = np.random.default_rng(rng)  # of a generator: itself
+        ties = self.rng if ties is None else np.random.default_rng(ties)
         shuffled = ties.permutation(len(difficulty))
         self.easy_first = shuffled[np.argsort(difficulty[shuffled], kind="stable")]
         self.batch_size = min(batch_size, len(difficulty))
         self.steps = steps
         self.pacing = pacing
-        self.rng = rng
 
     def __len__(self) -> int:
         return self.steps

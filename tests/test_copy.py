@@ -48,8 +48,72 @@ def test_the_sampler_shows_the_easiest_samples_first(script):
         assert (difficulty[batch] < count).all()
 
 
+@pytest.mark.parametrize("script", ["fedavg_curriculum.py", "client_curriculum.py"])
+def test_the_sampler_and_its_pacing_refuse_what_they_cannot_do(script):
+    copied = paste(script, "pacing", "CurriculumBatchSampler")
+    for difficulty, batch_size in (([], 2), ([0.1, 0.2], 0)):
+        with pytest.raises(ValueError, match="at least one sample"):
+            copied.CurriculumBatchSampler(difficulty, batch_size, 3, lambda step: 2, 0)
+    with pytest.raises(ValueError, match="cubic: choose linear"):
+        copied.pacing("cubic", 0, 8, 10, 0.5, 0.2)
+
+
+def test_a_seed_stands_for_its_generator():
+    copied = paste("fedavg_curriculum.py", "CurriculumBatchSampler")
+    samplers = []
+    for rng in (7, np.random.default_rng(7)):
+        samplers.append(copied.CurriculumBatchSampler(np.arange(9), 2, 6, lambda step: 9, rng))
+    batches, wanted = map(list, samplers)
+    assert batches == wanted
+
+
+def test_an_unknown_score_is_refused():
+    copied = paste("fedavg_curriculum.py", "difficulty_by")
+    with pytest.raises(ValueError, match="loss: choose G"):
+        copied.difficulty_by("loss", *np.zeros((5, 2)))
+
+
+def test_the_queue_takes_every_client_of_each_pool_and_none_twice_in_a_round():
+    """K = 3 of 7 clients a round; the pools are easy clients first, by sorting."""
+    copied = paste("client_curriculum.py", "fill_queue", "sort_clients")
+    L = np.array([0.6, 0.1, 0.5, 0.3, 0.2, 0.4, 0.0])
+    ranked = copied.sort_clients(L, np.random.default_rng(0))
+    assert ranked.tolist() == [6, 1, 4, 3, 5, 2, 0]
+    queue = []
+    turns = []
+    for size in (4, 5, 7):
+        while len(queue) >= 3:
+            turns.append(queue[:3])
+            queue = queue[3:]
+        left = list(queue)
+        queue = copied.fill_queue(queue, ranked[:size])
+        assert queue[: len(left)] == left
+        assert sorted(queue) == sorted(left + ranked[:size].tolist())
+    assert [len(set(clients)) for clients in turns] == [3] * len(turns) != []
+    assert copied.fill_queue([1, 6], np.array([6, 4, 1, 3])) == [1, 6, 4, 3, 6, 1]
+
+
+def test_algorithm_2_gives_the_first_client_the_easiest_samples():
+    copied = paste("client_curriculum.py", "reconstitute")
+    shards = [np.array([0, 5, 6]), np.array([1, 2, 3, 4])]
+    labels = np.array([0, 0, 0, 1, 1, 1, 1])
+    losses = np.array([0.9, 0.1, 0.5, 0.2, 0.8, 0.3, 0.7])
+    parts = copied.reconstitute(shards, labels, losses, 1.0, np.random.default_rng(0))
+    assert [part.tolist() for part in parts] == [[1, 3, 5], [0, 2, 4, 6]]
+    for bad in (np.full(7, np.nan), 1.5):
+        f_ord = bad if np.isscalar(bad) else 1.0
+        of_samples = losses if np.isscalar(bad) else bad
+        with pytest.raises(ValueError, match="reconstitute"):
+            copied.reconstitute(shards, labels, of_samples, f_ord, np.random.default_rng(0))
+
+
 def test_the_rule_of_critical_periods():
     copied = paste("fedcl_fgn.py", "is_critical", "double", "halve")
+    for previous, fgn, delta in ((1.0, np.nan, 0), (np.inf, 1.0, 0), (None, np.nan, 0)):
+        with pytest.raises(ValueError, match="give finite numbers"):
+            copied.is_critical(previous, fgn, delta)
+    with pytest.raises(ValueError, match="delta nan"):
+        copied.is_critical(1.0, 2.0, np.nan)
     assert copied.is_critical(None, 3.0, delta=0.01)
     assert copied.is_critical(100.0, 101.5, delta=0.01)
     assert not copied.is_critical(100.0, 100.5, delta=0.01)
@@ -82,6 +146,20 @@ def test_fuzzy_art_refuses_what_it_would_read_wrongly():
         copied.fuzzy_art(np.full((2, 3), 255.0), rho=0.5)
 
 
+def test_one_client_can_weigh_its_samples():
+    """18 dark and 6 bright images of one label: the bright ones are the small cluster."""
+    copied = paste("fedac_art.py", "cluster_client", "fuzzy_art", "small_clusters", "weigh_samples")
+    rng = np.random.default_rng(0)
+    is_bright = rng.permutation(np.arange(24) < 6)
+    x = rng.uniform(0, 0.2, (24, 64)) + 0.8 * is_bright[:, None]
+    clusters = copied.cluster_client(x, np.zeros(24, dtype=int), rng, rho=0.6)
+    in_P1 = copied.small_clusters(clusters, quantile=0.5)
+    assert np.array_equal(in_P1, is_bright)
+    weights = copied.weigh_samples(in_P1, w_small=0.5, w_large=1.0)
+    assert weights.mean() == pytest.approx(1)
+    np.testing.assert_allclose(weights[~is_bright], 2 * weights[is_bright][0])
+
+
 def test_the_confidence_loss_is_the_papers():
     """Against SciPy's Lambert W, and the slope of the loss by differences."""
     copied = paste("fedcl_gmm_sync.py", "confidence_loss", "confidence", "lambert_w")
@@ -109,3 +187,12 @@ def test_the_mixture_finds_three_groups_of_scores():
     np.testing.assert_allclose(variance, [group.var() for group in groups], atol=1e-5)
     draws = copied.draw_scores(fit, 20_000, rng)
     assert abs(np.mean(draws < -5) - 0.3) < 0.02
+
+
+def test_a_phase_ends_when_its_clients_have_passed_or_its_time_is_over():
+    copied = paste("fedcl_gmm_sync.py", "quantile", "end_of_phase")
+    pool = [0.5, 1.5, 2.5, 3.5, 4.5]
+    assert [copied.quantile(pool, T) for T in (0.2, 0.21, 0.6, 1.0)] == [0.5, 1.5, 2.5, 4.5]
+    assert copied.end_of_phase(frozen=8, M=10, quorum=0.8, rounds_taken=1, limit=9) == "natural"
+    assert copied.end_of_phase(frozen=7, M=10, quorum=0.8, rounds_taken=9, limit=9) == "forced"
+    assert copied.end_of_phase(frozen=7, M=10, quorum=0.8, rounds_taken=8, limit=9) == ""

@@ -172,13 +172,13 @@ def test_infinite_delta_ends_at_the_floor():
 
 
 def test_random_sizes_follow_their_probabilities():
-    config = fgn.Config(method="random", p_double=0.2, p_halve=0.3)
+    rule = {"n_0": 16, "M": 128, "p_double": 0.2, "p_halve": 0.3}
     draws = np.random.default_rng(0).random(20000)
-    sizes = [fgn.random_size(config, 16, u) for u in draws]
+    sizes = [fgn.random_size(16, u=u, **rule) for u in draws]
     shares = [round(sizes.count(n) / 20000, 1) for n in (32, 8, 16)]
     assert shares == [0.2, 0.3, 0.5]
-    assert fgn.random_size(config, 128, 0.1) == 128  # no more than all
-    assert fgn.random_size(config, 8, 0.4) == 8  # the least
+    assert fgn.random_size(128, u=0.1, **rule) == 128  # no more than all
+    assert fgn.random_size(8, u=0.4, **rule) == 8  # the least
 
 
 # ---------------------------------------------------------------------------------- the command
@@ -421,7 +421,7 @@ def test_a_run_leaves_its_tables_and_figures(tmp_path, data, capsys):
 
 
 def test_presets_cover_the_figures():
-    assert {*FIGURES.split(), "decay"} == fgn.PRESETS.keys()
+    assert {*FIGURES.split(), "fig2-decay", "decay"} == fgn.PRESETS.keys()
 
 
 @pytest.mark.parametrize("preset", fgn.PRESETS)

@@ -117,7 +117,8 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
             if is_short:
                 key = rank_clients(config, fl, state, expert_losses)
                 state["pool_size"] = paper.pool_size(config, u=t * K)
-                state["queue"] = paper.fill_queue(config, fl, state, t, key)
+                pool = paper.draw_pool(config, fl, t, key, state["pool_size"])
+                state["queue"] = paper.fill_queue(state["queue"], pool)
             clients = np.sort(state["queue"][:K])
             state["queue"] = state["queue"][K:]
 
