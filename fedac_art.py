@@ -474,8 +474,10 @@ def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
         )
         grid.set_titles("{row_name}, client {col_name}")
         grid.set(xticks=[], yticks=[], xlabel="", ylabel="")
-        ending = re.sub(r"[^\w.=-]", "-", f"-{setting}" if setting else "")
-        grid.savefig(folder / f"tsne{ending[-99:]}.png")
+        name = "tsne"
+        if setting != "-":
+            name += re.sub(r"[^\w.=-]", "-", f"-{setting}")[-99:]
+        grid.savefig(folder / f"{name}.png")
         pyplot.close(grid.figure)
 
 

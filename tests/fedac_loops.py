@@ -312,7 +312,7 @@ class Loops:
             sums["uploads"] += len(clients)
             sums["samples"] += epochs * samples
             row = {
-                "setting": "",
+                "setting": "-",
                 "method": f.method,
                 "round": t + 1,
                 "clients": len(clients),

@@ -188,7 +188,7 @@ def test_the_script_equals_the_loops(case, arrays, path, tmp_path, monkeypatch):
     states = load_states(tmp_path)
     compare_with_loops(arrays, flags, rows, states, study=False)
     if flags["trials"] == 1:
-        check_figure(drawn["tsne.png"], states["", flags["method"], 0]["hidden"])
+        check_figure(drawn["tsne.png"], states["-", flags["method"], 0]["hidden"])
 
 
 @pytest.mark.parametrize("case", STUDY_CASES)
@@ -204,7 +204,7 @@ def compare_with_loops(arrays, flags, rows, states, study):
     for trial in range(flags["trials"]):
         loops = Loops(arrays, flags, trial, study)
         theta = loops.whole_run()
-        state = states["", flags["method"], trial]
+        state = states["-", flags["method"], trial]
         got = state["theta"]
         if flags["base"] == "solo":
             got = torch.stack([state["base"]["nets"][m] for m in range(6)])
@@ -897,11 +897,11 @@ def test_resume_gives_the_same_rows_and_weights(tmp_path, monkeypatch, quick):
 
     def die(self, t, *args, **columns):
         if self.method == "random-classes" and t == 1:
-            raise MemoryError
+            raise SystemExit
         record(self, t, *args, **columns)
 
     monkeypatch.setattr(experiment.Run, "record", die)
-    with pytest.raises(MemoryError):
+    with pytest.raises(SystemExit):
         quick(tmp_path / "killed", *flags)
     monkeypatch.setattr(experiment.Run, "record", record)
     resumed, again = quick(tmp_path / "killed", *flags, "--resume")
@@ -1024,7 +1024,7 @@ def test_presets_sweep_what_the_paper_compares():
     assert values(controls, "d4", "features") == ["pixels", "encoder"]
 
 
-@pytest.mark.parametrize("bad", [0.0, 3.5, math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("bad", [0.0, math.nan, 1e30])
 def test_features_of_a_dead_net_are_drawn_all_the_same(bad, tmp_path):
     """Where every feature is alike scikit-learn's tree would recurse without end."""
     hidden = {
