@@ -83,13 +83,6 @@ def test_bases_and_their_defaults():
             assert float(options[option.replace("_", "-")]) == getattr(base, option)
 
 
-def test_roles_of_options():
-    for role, _, example in rows("Options"):
-        option = example.strip("`-").replace("-", "_")
-        found = experiment.about_flag(experiment.Config, option)["role"]
-        assert found == role.strip("`").replace("none", "")
-
-
 def test_the_docstrings_that_the_page_names_exist():
     for _, where in rows("Reference"):
         names, _, place = where.partition(" in [")
