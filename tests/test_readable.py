@@ -22,8 +22,8 @@ NODES = {
     "data.py": 2600,
     "nets.py": 2700,
     "fedavg_curriculum.py": 1400,
-    "client_curriculum.py": 1800,
-    "fedcl_fgn.py": 1300,
+    "client_curriculum.py": 1850,
+    "fedcl_fgn.py": 1340,
     "fedcl_gmm_sync.py": 3000,
     "fedac_art.py": 2100,
 }
