@@ -359,7 +359,7 @@ def literal(config, method, trial=0):
         for way in ("received_mb", "sent_mb"):
             total[way] += len(clients) * megabytes
         total["clock"] += max(seconds)
-        row = {"setting": "", "method": method, "trial": trial, "round": t + 1}
+        row = {"setting": "-", "method": method, "trial": trial, "round": t + 1}
         row |= {"clients": len(clients), "train_loss": sum(losses) / len(losses)} | total
         row["waiting"] = 1 - sum(seconds) / len(seconds) / max(seconds)
         if (t + 1) % config.eval_every == 0 or t + 1 == config.rounds:
