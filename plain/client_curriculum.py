@@ -14,24 +14,26 @@ samples. If a client's samples are equally difficult, their order (the data curr
 fedavg_curriculum.py) matters little. But the order of the clients may matter, as easy data help a
 model that has learnt little.
 
-Digits have no cameras, so the data are divided in a way that makes some clients easy and some hard
-(Algorithm 2). An expert, which was trained on all data, computes each sample's loss. N_mc is how
-many samples of class c client m held before. It holds as many afterwards:
+Digits have no cameras. So the data are first divided at random (Dirichlet), and then again in a way
+that makes some clients easy and some hard (Algorithm 2). N_mc is how many samples of class c client
+m has after the first step. It keeps this number, but gets other samples. An expert, which is a
+model that was trained on all clients' data, computes each sample's loss:
 
     for each class c:
         sort the samples of class c by the expert's loss: the smallest is first
         client 1 gets the first N_1c of them, client 2 the next N_2c, ..
 
-Only a fraction f_ord of a client's samples is divided like this, the others at random. Then:
+Only a fraction f_ord of a client's samples is divided like this. The others of each class are
+divided at random. Then the training begins:
 
     the queue is empty
     in each round t = 0, 1, ..
         if fewer than K clients are in the queue:
-            each of the M clients computes and sends
+            the server sends theta to all M clients, and each of them sends back
                 L_m <- the mean loss of its samples under theta                 Eq. 1
             the server sorts the clients: the smallest L_m is first
-            the first g(u) clients are the pool; they join the queue in random order, at its
-            end those who are in it already, so that no round has a client twice
+            the first g(u) clients are the pool, which joins the end of the queue in random order,
+            but clients that still wait in the queue come last: so no round has a client twice
         the server sends theta to the first K clients in the queue, which leave it
         each of these clients m, which holds N samples:
             theta_m <- theta, then SGD, with the data curriculum or without
@@ -56,15 +58,21 @@ How this differs from the paper:
 - In Algorithm 2 a client's samples begin where those of the client before it end. The paper's
   cumsum begins one client later, so the last client would get samples that do not exist.
 - Every round has K clients: where the pool ends within a round, the next pool fills the round.
+- The paper does not say when the clients are scored again, nor in what its g counts time.
 - In vanilla all clients take part in turn. Algorithm 1 selects K at random in each round.
 - The paper's linear pacing function ends above N (Table 5). Here it is corrected.
 - The paper sorts by descending score 1 / loss, which gives the same order.
 - The expert sees all clients' data. Nobody has it in practice.
+- The paper has larger data, 100 clients, 100 rounds of 10 clients, and 10 epochs. Here LeNet-5
+  learns scikit-learn's digits: 1437 images to train it, 360 to test it.
+
+This file prints in each round the pool's size and expert_loss, the mean loss of this round's
+clients under the expert: it is small if they are easy.
 
 ../client_curriculum.py adds data sets, models, four other pacing functions, a falling learning
-rate, other bases than FedAvg, trials, figures and GPUs. With `--dtype float64` its metrics.csv
-holds the numbers that this file prints: method client+data, trial 0. This file takes about half a
-minute on one core.
+rate, other algorithms in place of FedAvg, trials, figures and GPUs. With `--dtype float64` its
+metrics.csv holds the numbers that this file prints: method client+data, trial 0. Lines marked "same
+numbers" are needed only for this. This file takes about half a minute on one core.
 """
 
 import argparse
@@ -95,7 +103,7 @@ OPTIONS = {  # name: default, help; names and defaults are those of the script
     "alpha": (0.2, "how equal the clients' labels are (small: very different)"),
     "min_size": (1, "fewest samples of a client"),
     "rounds": (50, "communication rounds"),
-    "epochs": (1, "E, passes over all samples that take as long as T steps"),
+    "epochs": (1, "E, a client takes as many steps as E passes over its samples"),
     "batch_size": (10, "B, samples in a batch"),
     "lr": (0.01, "the clients' learning rate"),
     "momentum": (0.9, "of the clients' SGD"),
@@ -117,14 +125,14 @@ def federate(config, model):
     expert_losses = sample_losses(expert, x, y)
     shards = partition(config, y)
     shards = partition_by_difficulty(config, shards, y.numpy(), expert_losses)
-    scorer = model if config.score == "G" else expert
+    scorer = model if config.score == "G" else expert  # model is theta of every round
     K = config.clients_per_round
     queue = []
     for t in range(config.rounds):
         if len(queue) < K:
             L = [sample_losses(scorer, x[own], y[own]).mean() for own in shards]  # Eq. 1
             pool = choose_pool(config, t, np.array(L))
-            queue += sorted(pool, key=lambda m: m in queue)  # who waits already comes last
+            queue += sorted(pool, key=lambda m: m in queue)  # who still waits comes last
         selected = queue[:K]
         queue = queue[K:]
         messages = []
@@ -173,7 +181,8 @@ def train_expert(config, x, y):
 def partition_by_difficulty(config, shards, y, losses):
     """Algorithm 2: of every class the first client gets the easiest samples.
 
-    shards: each client's samples, of which only the number in each class stays. y, losses (n,)
+    shards: each client's samples. A client keeps only their number in each class, N_mc.
+    y, losses: (n,) of all samples, the losses under the expert.
     """
     rng = stream(config, "difficulty")
     parts = [[] for _ in shards]
@@ -181,15 +190,16 @@ def partition_by_difficulty(config, shards, y, losses):
         samples = np.flatnonzero(y == c)
         easy_first = samples[np.argsort(losses[samples], kind="stable")]
         N_c = np.array([(y[shard] == c).sum() for shard in shards])
-        by_difficulty = np.floor(config.f_ord * N_c + 1e-9).astype(int)  # may be rounded down
+        # Of N_mc samples this many are divided by difficulty. The product may be rounded down.
+        n_sorted = np.floor(config.f_ord * N_c + 1e-9).astype(int)
         ends = N_c.cumsum()
         blocks = np.split(easy_first, ends[:-1])
         others = []
-        for part, block, n in zip(parts, blocks, by_difficulty, strict=True):
+        for part, block, n in zip(parts, blocks, n_sorted, strict=True):
             part.extend(block[:n])
             others.extend(block[n:])
         others = rng.permutation(np.sort(others))
-        ends = (N_c - by_difficulty).cumsum()
+        ends = (N_c - n_sorted).cumsum()
         for part, block in zip(parts, np.split(others, ends[:-1]), strict=True):
             part.extend(block)
     return [np.sort(part) for part in parts]
@@ -227,7 +237,7 @@ def sort(order, losses, rng):
 
 
 def take_batches(config, first_to_last, rng):
-    """Yields the batch of each local step, as places in the client's samples.
+    """Yields the batch of each local step, as indices of the client's samples.
 
     They come from a queue. When it holds too few, the admitted samples are shuffled and appended.
     """
@@ -270,7 +280,6 @@ def train(config, model, x, y, batches):
 
 
 # ------------------------------------------------- what all programs of this folder have in common
-# Lines marked "same numbers" are needed only to print the numbers of the script.
 
 
 @torch.no_grad()
@@ -296,7 +305,7 @@ def load_data():
     x, y = map(torch.from_numpy, load_digits(return_X_y=True))
     x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
     x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
-    x = x.round().double()  # same numbers
+    x = x.round().double()  # bytes, as the script has; float64, as NumPy has
     samples = np.arange(len(y))
     train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
     x = (x - x[train].mean()) / x[train].std(correction=0)
@@ -306,7 +315,7 @@ def load_data():
 def partition(config, y):
     """Divides the samples of each class among the clients, in random fractions ~ Dir(alpha).
 
-    Returns each client's samples, as places in y (n,).
+    Returns each client's samples, as indices of y (n,).
     """
     y = y.numpy()
     rng = stream(config, "partition")
@@ -318,7 +327,7 @@ def partition(config, y):
         ends = fractions.cumsum() * len(samples)  # each client has the interval up to its end
         middles = np.arange(len(samples)) + 0.5  # sample i is the point i + 0.5
         client_of[samples] = np.searchsorted(ends[:-1], middles)
-    order = rng.permutation(len(y))
+    order = rng.permutation(len(y))  # so the sample that a large client loses is random
     shards = [list(order[client_of[order] == k]) for k in range(config.clients)]
     for shard in shards:
         while len(shard) < config.min_size:  # it gets a sample of the largest client
@@ -344,7 +353,7 @@ def make_model(rng):
         nn.ReLU(),
         nn.Linear(84, 10),
     )
-    return model.double()  # same numbers
+    return model.double()  # float64, as the data
 
 
 def parse_options(words=None):
@@ -355,6 +364,7 @@ def parse_options(words=None):
         choices = CHOICES.get(name)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
+    # There are 1437 training samples, and each client needs min_size of them.
     if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config

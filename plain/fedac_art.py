@@ -10,28 +10,31 @@ weights back, and the server averages them (FedAvg). FedAC gives each sample a w
 
 Why it should help: an image that resembles few others of its class may be noisy, or may have a
 wrong label. If such images count less, a client learns a better model, and so the mean is better.
+The paper calls these weights a curriculum, although they stay the same in all rounds.
 
     each client k, which holds N_k samples, once:
         clusters its images of each class with Fuzzy ART                    Eq. 4
-        T  <- the median, over its samples, of the size of a sample's cluster
-        P1 <- its samples in clusters of fewer than T samples               Eq. 5
+        size_i <- the number of samples in the cluster of sample i
+        T  <- the median of size_i over its samples (of two middle ones the larger)
+        P1 <- its samples i with size_i < T                                 Eq. 5
         P2 <- its other samples
         weight_i <- w_small for sample i in P1, w_large for sample i in P2
         weight_i <- weight_i / (the mean of its weights)
     in each round t = 0, 1, ..
         the server sends theta to n of the M clients, selected at random
         each of these clients k:
-            theta_k <- theta, then E epochs of SGD with momentum on the loss of a batch
-                the mean of weight_i (cross-entropy of sample i)            Eq. 8
+            theta_k <- theta, then E epochs of SGD with momentum
+                loss of a batch: the mean of weight_i (cross-entropy_i)     Eq. 8
             sends theta_k and N_k
         the server:
             p_k   <- N_k / (the sum of N_k over these clients)
             theta <- sum_k p_k theta_k
 
-Fuzzy ART meets the images one by one. An image x has d pixels from 0 to 1. It is coded as
-I = (x, 1 - x), so that dark pixels count as much as bright ones. Here a ^ b takes the smaller of
-each two numbers, and |a| is the sum of all numbers. Cluster j has a template w_j of 2 d numbers.
-The image may join the clusters that match it:
+Fuzzy ART (adaptive resonance theory) is a clustering algorithm that finds the number of clusters by
+itself. It takes the images of a class one by one. An image x has d pixels from 0 to 1. It is coded
+as I = (x, 1 - x), so that dark pixels count as much as bright ones. Here a ^ b takes the smaller of
+each two numbers, and |a| is the sum of all numbers, so |I| = d. Cluster j has a template w_j of 2 d
+numbers. The image may join a cluster of its class that matches it:
 
     |I ^ w_j| / |I| >= rho                                                  Eq. 1
 
@@ -43,17 +46,20 @@ It joins the one with the largest choice_j, and the template of this cluster mov
 If no cluster matches, a new one begins with w_j = I.
 
 How this differs from the paper:
-- The paper gives no rho, no weights and no T.
+- The paper gives no rho, no art_alpha, no art_beta, no weights, no T and no momentum.
+- Eq. 1 also tests that a cluster has the image's class. Here each class is clustered by itself.
 - The images are clustered by their pixels. The paper says "multi-channel clustering" of "similar
   features".
 - L_1 and L_2 in Eq. 8 are the cross-entropies of P1 and P2. Here they are sums divided by the batch
   size. The weights are divided by their mean, so that they do not change the size of the steps.
 - Eqs. 6 and 7 call P1 easy. Eq. 5 and Section 1 call it hard, and so does this file.
-- The paper has colour images, other models, and 10 epochs in each of 100 rounds.
+- The paper has colour images, other models, and 10 epochs in each of 100 rounds. Here LeNet-5
+  learns scikit-learn's digits: 1437 images to train it, 360 to test it.
 
-../fedac_art.py adds data sets, models, the bases FedProx, MOON and SOLO, augmentation, another
-reading of Eq. 8, trials, figures and GPUs. With `--dtype float64` its metrics.csv holds the numbers
-that this file prints: method fedac, trial 0. This file takes about half a minute on one core.
+../fedac_art.py adds data sets, models, FedProx, MOON or SOLO in place of FedAvg, augmentation,
+another reading of Eq. 8, trials, figures and GPUs. With `--dtype float64` its metrics.csv holds the
+numbers that this file prints: method fedac, trial 0. Lines marked "same numbers" are needed only
+for this. This file takes about half a minute on one core.
 """
 
 import argparse
@@ -70,7 +76,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 OPTIONS = {  # name: default, help; names and defaults are those of the script
     "method": ("fedac", "fedac: FedAC; base: FedAvg, where all samples count the same"),
-    "rho": (0.6, "vigilance: large for many clusters; the script's -1 is 0.6 on grey images"),
+    "rho": (0.6, "smallest match, the vigilance: large for many clusters"),
     "art_alpha": (0.01, "large: small templates win less often"),
     "art_beta": (1.0, "how far a template moves, at most 1"),
     "quantile": (0.5, "T is this quantile of the sizes"),
@@ -103,9 +109,10 @@ def federate(config, model):
     if config.method == "fedac":
         pixels = (x - x.min()) / (x.max() - x.min())  # from 0 to 1
         for k, own in enumerate(shards):
-            rng = stream(config, "presentation", k, 0)
+            rng = stream(config, "presentation", k, 0)  # for the order of the images
             weights[own] = make_curriculum(config, pixels[own], y[own], rng)
     for t in range(config.rounds):
+        # stream(): random numbers for this purpose and round
         order = stream(config, "select", t).permutation(config.clients)
         messages = []
         for k in order[: config.clients_per_round]:
@@ -155,7 +162,7 @@ def make_curriculum(config, pixels, y, rng):
 
 
 def cluster_sizes(config, x, y, rng):
-    """For each of a client's samples the size of its cluster (N_k,), which is of one class."""
+    """size_i (N_k,): the size of each sample's cluster. A cluster has samples of one class."""
     sizes = np.zeros(len(y), dtype=int)
     order = rng.permutation(len(y))  # in which Fuzzy ART meets the images
     for c in np.unique(y):
@@ -174,7 +181,7 @@ def fuzzy_art(x, rho, alpha, beta):
         I_x = np.concatenate([row, 1 - row])
         meets = np.minimum(I_x, w)  # I ^ w_j for every j
         overlaps = meets.sum(1)
-        matches = overlaps / d >= rho - 1e-9  # Eq. 1; sums are exact to about 1e-12
+        matches = overlaps / d >= rho - 1e-9  # Eq. 1, |I| = d; sums err by about 1e-12
         if matches.any():
             choices = overlaps / (alpha + w.sum(1))  # Eq. 2
             j = np.where(matches, choices, -1).argmax()  # the oldest of equals
@@ -187,7 +194,7 @@ def fuzzy_art(x, rho, alpha, beta):
 
 
 def quantile(sizes, q):
-    """The smallest size that more than a fraction q of the samples do not exceed."""
+    """The smallest size such that more than a fraction q of the samples have at most this size."""
     n = len(sizes)
     fractions = np.arange(1, n + 1) / n
     rank = (fractions <= q).sum()
@@ -195,7 +202,6 @@ def quantile(sizes, q):
 
 
 # ------------------------------------------------- what all programs of this folder have in common
-# Lines marked "same numbers" are needed only to print the numbers of the script.
 
 
 @torch.no_grad()
@@ -221,7 +227,7 @@ def load_data():
     x, y = map(torch.from_numpy, load_digits(return_X_y=True))
     x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
     x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
-    x = x.round().double()  # same numbers
+    x = x.round().double()  # bytes, as the script has; float64, as NumPy has
     samples = np.arange(len(y))
     train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
     x = (x - x[train].mean()) / x[train].std(correction=0)
@@ -231,7 +237,7 @@ def load_data():
 def partition(config, y):
     """Divides the samples of each class among the clients, in random fractions ~ Dir(alpha).
 
-    Returns each client's samples, as places in y (n,).
+    Returns each client's samples, as indices of y (n,).
     """
     y = y.numpy()
     rng = stream(config, "partition")
@@ -243,7 +249,7 @@ def partition(config, y):
         ends = fractions.cumsum() * len(samples)  # each client has the interval up to its end
         middles = np.arange(len(samples)) + 0.5  # sample i is the point i + 0.5
         client_of[samples] = np.searchsorted(ends[:-1], middles)
-    order = rng.permutation(len(y))
+    order = rng.permutation(len(y))  # so the sample that a large client loses is random
     shards = [list(order[client_of[order] == k]) for k in range(config.clients)]
     for shard in shards:
         while len(shard) < config.min_size:  # it gets a sample of the largest client
@@ -269,7 +275,7 @@ def make_model(rng):
         nn.ReLU(),
         nn.Linear(84, 10),
     )
-    return model.double()  # same numbers
+    return model.double()  # float64, as the data
 
 
 def parse_options(words=None):
@@ -280,6 +286,7 @@ def parse_options(words=None):
         choices = CHOICES.get(name)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
+    # There are 1437 training samples, and each client needs min_size of them.
     if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config

@@ -25,14 +25,17 @@ begins with these, and adds the samples on which clients disagree only later.
             p_m   <- N of client m / (the sum of N over these clients)
             theta <- sum_m p_m theta_m
 
-A batch holds B samples, and T is what E passes over all samples take. The samples of a batch come
-from a queue. When it holds too few, the first g(step) samples are shuffled and appended to it. So
-each of them comes once before any comes again.
+A batch holds B samples. A client takes T = E ceil(N / B) steps, as many as E passes over its N
+samples take. The samples of a batch come from a queue. When the queue holds fewer than B, the first
+g(step) samples are shuffled and appended to it. So each of these passes takes each sample once. A
+batch with parts of several passes may hold a sample several times, as it does while g(step) < B.
 
 The pacing function g grows from b N to N in the first a T steps:
 
-    g(step) = b N + (1 - b) N f(x), rounded down, at least 1            x = step / (a T), at most 1
-    f(x) = x, x^2, sqrt(x), [x = 1] or (e^(10 x) - 1) / (e^10 - 1)
+    g(step) = b N + (1 - b) N f(x), rounded down, at least 1            step = 0, .., T - 1
+    x = step / (a T), at most 1
+    f(x) = x (linear), x^2 (quadratic), sqrt(x) (root), 0 but 1 if x = 1 (step)
+           or (e^(10 x) - 1) / (e^10 - 1) (exponential)
 
 Other orders to compare with: anti (the largest loss first), random (a random order in each round,
 with the same g) and vanilla (g = N, which is FedAvg).
@@ -42,11 +45,14 @@ How this differs from the paper:
   is N at once (Table 5). Here all five are corrected.
 - The paper sorts by descending score 1 / loss, which gives the same order.
 - The paper trains on "{x_1, .., x_g}" at a step. Here this means one batch from these samples.
+- The paper's random order is a new one at each step. Here it is a new one in each round.
+- The paper has larger data, 100 clients, 100 rounds, 10 epochs and a falling learning rate. Here
+  LeNet-5 learns scikit-learn's digits: 1437 images to train it, 360 to test it.
 
 ../fedavg_curriculum.py adds data sets, models, six other scores, pacing across rounds, a falling
-learning rate, other bases than FedAvg, trials, figures and GPUs. With `--dtype float64` its
-metrics.csv holds the numbers that this file prints: trial 0 of the same method. This file takes
-about 20 seconds on one core.
+learning rate, other algorithms in place of FedAvg, trials, figures and GPUs. With `--dtype float64`
+its metrics.csv holds the numbers that this file prints: trial 0 of the same method. Lines marked
+"same numbers" are needed only for this. This file takes about 20 seconds on one core.
 """
 
 import argparse
@@ -79,7 +85,7 @@ OPTIONS = {  # name: default, help; names and defaults are those of the script
     "alpha": (0.1, "how equal the clients' labels are (small: very different)"),
     "min_size": (1, "fewest samples of a client"),
     "rounds": (20, "communication rounds"),
-    "epochs": (5, "E, passes over all samples that take as long as T steps"),
+    "epochs": (5, "E, a client takes as many steps as E passes over its samples"),
     "batch_size": (10, "B, samples in a batch"),
     "lr": (0.01, "the clients' learning rate"),
     "momentum": (0.9, "of the clients' SGD"),
@@ -100,6 +106,7 @@ def federate(config, model):
     K = config.clients_per_round
     for t in range(config.rounds):
         messages = []
+        # stream(): random numbers for this purpose and round
         for m in stream(config, "select", t).permutation(config.clients)[:K]:
             own = shards[m]
             messages.append(client_update(config, model, x[own], y[own], t, m))
@@ -150,7 +157,7 @@ def sort(order, losses, rng):
 
 
 def take_batches(config, first_to_last, rng):
-    """Yields the batch of each local step, as places in the client's samples."""
+    """Yields the batch of each local step, as indices of the client's samples."""
     N = len(first_to_last)
     T = config.epochs * math.ceil(N / config.batch_size)
     B = min(config.batch_size, N)
@@ -179,7 +186,6 @@ def g(config, step, T, N):
 
 
 # ------------------------------------------------- what all programs of this folder have in common
-# Lines marked "same numbers" are needed only to print the numbers of the script.
 
 
 @torch.no_grad()
@@ -205,7 +211,7 @@ def load_data():
     x, y = map(torch.from_numpy, load_digits(return_X_y=True))
     x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
     x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
-    x = x.round().double()  # same numbers
+    x = x.round().double()  # bytes, as the script has; float64, as NumPy has
     samples = np.arange(len(y))
     train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
     x = (x - x[train].mean()) / x[train].std(correction=0)
@@ -215,7 +221,7 @@ def load_data():
 def partition(config, y):
     """Divides the samples of each class among the clients, in random fractions ~ Dir(alpha).
 
-    Returns each client's samples, as places in y (n,).
+    Returns each client's samples, as indices of y (n,).
     """
     y = y.numpy()
     rng = stream(config, "partition")
@@ -227,7 +233,7 @@ def partition(config, y):
         ends = fractions.cumsum() * len(samples)  # each client has the interval up to its end
         middles = np.arange(len(samples)) + 0.5  # sample i is the point i + 0.5
         client_of[samples] = np.searchsorted(ends[:-1], middles)
-    order = rng.permutation(len(y))
+    order = rng.permutation(len(y))  # so the sample that a large client loses is random
     shards = [list(order[client_of[order] == k]) for k in range(config.clients)]
     for shard in shards:
         while len(shard) < config.min_size:  # it gets a sample of the largest client
@@ -253,7 +259,7 @@ def make_model(rng):
         nn.ReLU(),
         nn.Linear(84, 10),
     )
-    return model.double()  # same numbers
+    return model.double()  # float64, as the data
 
 
 def parse_options(words=None):
@@ -264,6 +270,7 @@ def parse_options(words=None):
         choices = CHOICES.get(name)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
+    # There are 1437 training samples, and each client needs min_size of them.
     if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config

@@ -20,7 +20,7 @@ gradient norm. While FGN grows, the model learns faster and faster, and the peri
         the server sends theta to n of the M clients, selected at random
         each of these clients k, which holds N_k samples:
             theta_k <- theta, then E epochs of SGD with learning rate eta_t and momentum
-            ||g_k||^2 <- the mean of ||gradient of the loss||^2 over its batches
+            ||g_k||^2 <- the mean of ||gradient of the loss||^2 over all batches of these epochs
             sends theta_k, N_k and ||g_k||^2
         the server:
             p_k    <- N_k / (the sum of N_k over these clients)
@@ -29,17 +29,22 @@ gradient norm. While FGN grows, the model learns faster and faster, and the peri
             if FGN(t) has grown by at least a fraction delta since t - 1:   Eq. 2
                 n <- 2 n, at most M
             otherwise:
-                n <- n / 2 rounded down, at least n_0 / 2 and at least 1
+                n <- n / 2, at least n_0 / 2 (both rounded down) and at least 1
 
 How this differs from the paper:
 - FGN has no minus sign. The sign cancels in Eq. 2.
-- ||g_k||^2 is the mean over batches. The paper's text means single samples.
+- ||g_k||^2 is the mean over batches, while the weights change. The paper's text means single
+  samples, and does not say at which weights.
 - The first round counts as critical, because FGN(-1) does not exist.
+- E counts epochs, as in Section 5.1. The paper's Algorithm 1 (FedAvg) has E iterations.
 - The paper does not state the batch size, the momentum, lr_decay and the number of rounds.
+- The paper has larger data and models. Here LeNet-5 learns scikit-learn's digits: 1437 images to
+  train it, 360 to test it.
 
-../fedcl_fgn.py adds data sets, models, other bases than FedAvg, another detector, trials, figures
-and GPUs. With `--dtype float64` its metrics.csv holds the numbers that this file prints: method
-fedavg+cl, trial 0. This file takes about a minute on one core.
+../fedcl_fgn.py adds data sets, models, other algorithms in place of FedAvg, another detector of
+critical periods, trials, figures and GPUs. With `--dtype float64` its metrics.csv holds the numbers
+that this file prints: method fedavg+cl, trial 0. Lines marked "same numbers" are needed only for
+this. This file takes about a minute on one core.
 """
 
 import argparse
@@ -86,6 +91,7 @@ def federate(config, model):
     previous_fgn = None
     for t in range(config.rounds):
         eta = config.lr * config.lr_decay**t
+        # stream(): random numbers for this purpose and round
         selected = stream(config, "select", t).permutation(config.clients)[:n]
         messages = []
         for k in selected:
@@ -155,7 +161,6 @@ def halve(n, n_0):
 
 
 # ------------------------------------------------- what all programs of this folder have in common
-# Lines marked "same numbers" are needed only to print the numbers of the script.
 
 
 @torch.no_grad()
@@ -181,7 +186,7 @@ def load_data():
     x, y = map(torch.from_numpy, load_digits(return_X_y=True))
     x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
     x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
-    x = x.round().double()  # same numbers
+    x = x.round().double()  # bytes, as the script has; float64, as NumPy has
     samples = np.arange(len(y))
     train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
     x = (x - x[train].mean()) / x[train].std(correction=0)
@@ -191,7 +196,7 @@ def load_data():
 def partition(config, y):
     """Divides the samples of each class among the clients, in random fractions ~ Dir(alpha).
 
-    Returns each client's samples, as places in y (n,).
+    Returns each client's samples, as indices of y (n,).
     """
     y = y.numpy()
     rng = stream(config, "partition")
@@ -203,7 +208,7 @@ def partition(config, y):
         ends = fractions.cumsum() * len(samples)  # each client has the interval up to its end
         middles = np.arange(len(samples)) + 0.5  # sample i is the point i + 0.5
         client_of[samples] = np.searchsorted(ends[:-1], middles)
-    order = rng.permutation(len(y))
+    order = rng.permutation(len(y))  # so the sample that a large client loses is random
     shards = [list(order[client_of[order] == k]) for k in range(config.clients)]
     for shard in shards:
         while len(shard) < config.min_size:  # it gets a sample of the largest client
@@ -229,7 +234,7 @@ def make_model(rng):
         nn.ReLU(),
         nn.Linear(84, 10),
     )
-    return model.double()  # same numbers
+    return model.double()  # float64, as the data
 
 
 def parse_options(words=None):
@@ -240,6 +245,7 @@ def parse_options(words=None):
         choices = CHOICES.get(name)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
+    # There are 1437 training samples, and each client needs min_size of them.
     if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
