@@ -198,7 +198,7 @@ def pretended_gpu():
     torch._C._ensureCUDADeviceGuardSet()
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
-    data.load_data.cache_clear()
+    data.read_data.cache_clear()
     with contextlib.ExitStack() as stack:
         patched = {  # a function for each: torch's compiler refuses one of two names
             "is_available": lambda: True,
@@ -213,7 +213,7 @@ def pretended_gpu():
         stack.enter_context(mock.patch.object(training.Stack, "take_step", watched_step))
         stack.enter_context(GPU)
         yield GPU
-    data.load_data.cache_clear()
+    data.read_data.cache_clear()
     torch._C._set_only_lift_cpu_tensors(before)
 
 
@@ -266,7 +266,7 @@ def compare(command: str) -> tuple[int, float]:
     folder = Path(re.sub(r"\W+", "-", command))
     tables = []
     for device in ("cpu", "auto"):
-        data.load_data.cache_clear()
+        data.read_data.cache_clear()
         line = [*short_run(script), "--dtype=float64", *flags]
         line += [f"--device={device}", f"--out={folder / device}"]
         with pretended_gpu() if device == "auto" else contextlib.nullcontext():

@@ -32,7 +32,6 @@ SMALL = {"clients_per_round": 2, "batch_size": 10, "epochs": 2, "lr": 0.1, "mome
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    load_data.cache_clear()
     return tmp_path
 
 
