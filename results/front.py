@@ -64,7 +64,7 @@ ROWS = [
     ),
     Row(
         "FedCL, critical periods",
-        "Fashion-MNIST, alpha 0.1",
+        "Fashion-MNIST, alpha 0.1, LeNet-5, decay 0.99",
         ("C1", "Fashion-MNIST, alpha 0.1"),
         ("E3", "Fashion-MNIST"),
         "FedAvg with as many uploads",
