@@ -1,25 +1,22 @@
 """bases.py against float64 NumPy, closed forms and loops over ordinary torch layers."""
 
-import dataclasses
-import math
 import pickle
 
 import numpy as np
 import ordinary
 import pytest
 import torch
-from ordinary import fill, first_batches, make_config, make_federation, normalise
+from ordinary import first_batches, make_config, make_federation
 from torch import nn
 
 import bases
 import common
 import training
-from data import Data, UsageError, epochs_of_batches
-from nets import Model, build_model
+from data import Data, epochs_of_batches
+from nets import Model
 from training import Local
 
 DOUBLE = torch.float64
-DECAYING = 0.05 * (1 + 0.3 * np.arange(9)) ** -0.75
 
 
 # ---------------------------------------------------------------------- bases against NumPy
@@ -253,47 +250,6 @@ def test_default_constants_of_the_bases():
         assert base.server_lr == (0.01 if is_adaptive else 1)
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.9])
-def test_limits_of_the_bases(rho):
-    """mu = 0, equal steps, the first round: each is FedAvg; and is not, one step further."""
-    problem = Problem(seed=1)
-    fedavg = run_base("fedavg", problem, 0.1, rho)[0]
-    for name in ("fedprox", "moon"):
-        assert np.array_equal(run_base(name, problem, 0.1, rho, mu=0.0)[0], fedavg)
-    assert np.abs(run_base("fednova", problem, 0.1, rho)[0] - fedavg).max() > 1e-3
-    equal = Problem(seed=2, steps=4)
-    difference = run_base("fednova", equal, 0.1, rho)[0] - run_base("fedavg", equal, 0.1, rho)[0]
-    assert np.abs(difference).max() < 1e-12
-    same_sizes = Problem(seed=3, size=7)  # SCAFFOLD's server takes the plain mean
-    fedavg = run_base("fedavg", same_sizes, 0.1, rho)[0]
-    for name in ("scaffold", "vrlsgd", "moon"):
-        path = run_base(name, same_sizes, 0.1, rho)[0]
-        assert np.abs(path[0] - fedavg[0]).max() < 1e-14
-        assert np.abs(path[-1] - fedavg[-1]).max() > 1e-4
-
-
-def test_scaffolds_variate_is_the_mean_of_the_clients():
-    """c = mean over all M clients of c_k, under any participation."""
-    _, memory = run_base("scaffold", Problem(seed=4), 0.1)
-    total = torch.stack([*memory["c_k"].values()]).sum(0)
-    assert torch.allclose(memory["c"], total / 6, rtol=0, atol=1e-13)
-
-
-def test_corrections_find_the_common_optimum_where_fedavg_drifts():
-    """The fixed point of many local steps is the minimiser of the mean objective."""
-    problem = Problem(seed=8, rounds=90, per_round=6, steps=5, size=1)
-    problem.noise = [[np.zeros((5, 5))] * 6] * 90
-    weighted = np.einsum("mij,mj->i", problem.H, problem.a)
-    best = np.linalg.solve(problem.H.sum(0), weighted)
-    distance = {}
-    for name in ("fedavg", "scaffold", "vrlsgd"):
-        path, _ = run_base(name, problem, 0.08)
-        distance[name] = np.abs(path[-1] - best).max()
-    assert distance["scaffold"] < 1e-6
-    assert distance["vrlsgd"] < 1e-6
-    assert distance["fedavg"] > 1e-3
-
-
 @pytest.mark.parametrize("name", [name for name in bases.BASES if name != "solo"])
 def test_batch_norm_statistics_are_averaged_whatever_the_server(name):
     data, model, _ = ordinary.prepare("fedgen-cnn")
@@ -310,115 +266,7 @@ def test_batch_norm_statistics_are_averaged_whatever_the_server(name):
     assert not torch.allclose(new[d:], theta[d:])
 
 
-def test_moon_with_previous_equal_to_global_costs_log_two_and_pulls_nowhere():
-    data = ordinary.random_images()
-    model = build_model("lenet5", data, dtype=DOUBLE, projection=True)
-    batches = ordinary.draw_schedules(data, (7, 4), 3)
-    base = bases.Moon(make_config(base="moon", mu=2.0), model)
-    theta = model.init(0)
-    before = theta.clone()
-    clients = np.array([0, 1])
-    for memory, cost in (({}, 0), ({"previous": {0: before.clone(), 1: before.clone()}}, 1)):
-        terms = []
-
-        def contrast(out, terms=terms):
-            terms.append(base.contrast(out))
-            return terms[-1]
-
-        local = base.prepare(Local(0.05), theta, clients, memory)
-        local = dataclasses.replace(local, penalty=contrast)
-        update = training.train(model, theta, data, clients, batches, local)
-        for term in terms:
-            assert term.tolist() == pytest.approx([2 * math.log(2) * cost] * len(term), abs=1e-12)
-        for k, rows in enumerate(batches):
-            plain = training.train_one_client(model, theta, data, rows, Local(0.05))
-            assert (update.gather_thetas()[k] - plain).abs().max() < 1e-10
-    assert torch.equal(theta, before)
-    assert torch.equal(memory["previous"][0], before)  # frozen nets do not move
-    with pytest.raises(UsageError, match="lstm"):
-        build_model("lstm", ordinary.random_text(), projection=True)
-
-
 # ---------------------------------------------------------------- bases in a federation's rounds
-
-
-def contrast_by_hand(net, x, global_net, previous_net, mu):
-    """MOON's term of a client, by torch's own layers."""
-    z = net.z(x)
-    near = torch.exp(torch.cosine_similarity(z, global_net.z(x).detach()) / 0.5)
-    far = torch.exp(torch.cosine_similarity(z, previous_net.z(x).detach()) / 0.5)
-    return mu * -torch.log(near / (near + far)).mean()
-
-
-def train_by_hand(net, data, theta_0, batches, momentum, decay, proximal, correction, term):
-    """theta (P,) of a client by torch's own SGD; the base's terms are added to its gradients."""
-    fill(net, theta_0)
-    parameters = list(net.parameters())
-    begin = [parameter.detach().clone() for parameter in parameters]
-    sizes = [parameter.numel() for parameter in parameters]
-    added = correction.split(sizes)
-    sgd = torch.optim.SGD(parameters, lr=1.0, momentum=momentum, weight_decay=decay)
-    for step, batch in enumerate(batches):
-        samples = batch[batch >= 0]
-        x = normalise(data, data.x_train[samples])
-        loss = torch.nn.functional.cross_entropy(net(x), data.y_train[samples]) + term(x)
-        sgd.zero_grad()
-        loss.backward()
-        for parameter, w_0, c in zip(parameters, begin, added, strict=True):
-            parameter.grad += proximal * (parameter.detach() - w_0) + c.view(parameter.shape)
-        sgd.param_groups[0]["lr"] = float(DECAYING[step])
-        sgd.step()
-    return ordinary.flatten(net)
-
-
-@pytest.mark.parametrize("name", bases.BASES)
-def test_every_base_trains_as_both_loops(name):
-    """Three rounds of three of five clients: `train_one_client`, and torch's own layers and SGD."""
-    data = ordinary.random_images()
-    mu = 0.7 if name in ("fedprox", "moon") else -1
-    config = make_config(base=name, mu=mu, momentum=0.5, weight_decay=0.01)
-    fl = common.Federation(config, data, common.Streams(3))
-    state = fl.start()
-    net_class = ordinary.MoonNet if name == "moon" else ordinary.lenet
-    previous = {}
-    for t in range(3):
-        clients = fl.select(t, 3)
-        batches = []
-        for m in clients:
-            rng = fl.streams("batches", t, m)
-            batches.append(epochs_of_batches(fl.shards[m], 1, 5, rng))
-        theta = state["theta"]
-        theta_0 = fl.received(state, clients).expand(3, -1).clone()
-        local = Local(DECAYING, 0.5, 0.01)
-        local = fl.base.prepare(local, theta, clients, state["base"])
-        update = fl.train(state, t, clients, batches, lr=DECAYING)
-        assert update.clients.tolist() == clients.tolist()
-        for k, m in enumerate(clients):
-            rows = batches[k]
-            looped = training.train_one_client(fl.model, theta_0[k], data, rows, local, k)
-            assert (update.gather_thetas()[k] - looped).abs().max() < 1e-10
-            net = net_class(1, 16, 4)
-
-            def term(x, m=int(m), net=net, theta=theta, previous=previous):
-                if name != "moon" or m not in previous:
-                    return 0
-                global_net = fill(net_class(1, 16, 4), theta)
-                previous_net = fill(net_class(1, 16, 4), previous[m])
-                return contrast_by_hand(net, x, global_net, previous_net, 0.7)
-
-            correction = torch.zeros(fl.model.trainable, dtype=DOUBLE)
-            if local.correction is not None:
-                correction = local.correction[k]
-            proximal = 0.7 if name == "fedprox" else 0
-            expected = train_by_hand(
-                net, data, theta_0[k], rows, 0.5, 0.01, proximal, correction, term
-            )
-            assert (update.gather_thetas()[k] - expected).abs().max() < 1e-10
-        previous |= dict(zip(clients.tolist(), update.gather_thetas(), strict=True))
-        state["theta"] = fl.aggregate(state, update)
-    if name in ("scaffold", "vrlsgd"):
-        assert local.correction.abs().max() > 1e-4
-    assert len(previous) > 3  # somebody returned, somebody was new
 
 
 @pytest.mark.parametrize("name", bases.BASES)
@@ -461,22 +309,6 @@ def test_unread_are_a_bases_flags_without_effect(base):
         if torch.equal(trained(**{flag: 0.37}), reference):
             unread.add(flag)
     assert unread == {*bases.BASES[base].unread}
-
-
-def test_a_resumed_round_reads_the_memory_of_its_state():
-    """The state of one federation in the hands of another, as after a resume."""
-    ends = []
-    for is_resumed in (False, True):
-        fl = make_federation(base="scaffold")
-        state = fl.start()
-        for t in range(3):
-            if is_resumed and t == 2:
-                fl = make_federation(base="scaffold")
-            clients = fl.select(t, 3)
-            update = fl.train(state, t, clients, first_batches(fl, clients))
-            state["theta"] = fl.aggregate(state, update)
-        ends.append(state["theta"])
-    assert torch.equal(*ends)
 
 
 def test_a_scripts_own_base_and_projection():

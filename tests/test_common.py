@@ -17,10 +17,8 @@ import common
 import training
 from data import UsageError
 from nets import build_model
-from training import Local
 
 DOUBLE = torch.float64
-DECAYING = 0.05 * (1 + 0.3 * np.arange(9)) ** -0.75
 
 
 # ------------------------------------------------------------------------- importing, streams
@@ -175,27 +173,6 @@ def test_labels_are_counted_by_client_and_class():
             assert counts[m, c] == sum(fl.labels[i] == c for i in shard)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("base", bases.BASES)
-def test_cost_in_bytes(base, dtype):
-    """SCAFFOLD's c and c_k travel too, solo moves nothing; numbers beside the nets."""
-    data = ordinary.random_images()
-    model = "fedgen-cnn" if base == "scaffold" else "lenet5"
-    fl = make_federation(data, base=base, dtype=dtype, model=model)
-    state = fl.start()
-    clients = np.array([0, 2, 3])
-    batches = ordinary.draw_schedules(data, (7, 3, 10), 3)
-    update = fl.train(state, 0, clients, batches)
-    number = state["theta"].element_size()
-    nets = 3 * state["theta"].numel() * number * {"scaffold": 2, "solo": 0}.get(base, 1)
-    for received, sent in ((0, 0), (1000, 500)):
-        cost = fl.cost(update, received, sent)
-        assert cost["samples"] == 20
-        expected = (nets + received * number) / 1e6
-        assert cost["received_mb"] == pytest.approx(expected, rel=1e-12)
-        assert cost["sent_mb"] == pytest.approx((nets + sent * number) / 1e6, rel=1e-12)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_an_update_that_is_not_finite(bad):
     """Of three clients the second's training ends in `bad`; then nobody's is finite."""
@@ -277,61 +254,6 @@ def test_options_of_a_round_are_merged_with_those_of_the_base():
     assert np.allclose(fl.train(state, 0, clients, batches).length, 0.01)
     with pytest.raises(TypeError, match="learning_rate"):
         fl.train(state, 0, clients, batches, learning_rate=0.1)
-
-
-def test_the_flags_of_training_reach_it():
-    """Momentum, weight decay and chunk; a dropout seed of its own for each round and client."""
-    data = ordinary.random_images(32, 3)
-    flags = {"model": "alexnet", "width": 8, "momentum": 0.5, "weight_decay": 0.1, "lr": 0.02}
-    fl = make_federation(data, chunk=1, **flags)
-    state = fl.start()
-    clients = np.array([0, 1])
-    batches = [fl.shards[m][:4].reshape(2, 2) for m in clients]
-    seeds = [fl.streams.seed("dropout", 3, m) for m in clients]
-    local = Local(0.02, 0.5, 0.1, seeds=seeds)
-    expected = training.train(fl.model, state["theta"], data, clients, batches, local, chunk=1)
-    assert torch.equal(
-        fl.train(state, 3, clients, batches).gather_thetas(), expected.gather_thetas()
-    )
-    assert not torch.equal(
-        fl.train(state, 4, clients, batches).gather_thetas(), expected.gather_thetas()
-    )
-    assert torch.equal(state["theta"], fl.model.init(fl.streams.seed("init")))
-
-
-def test_aggregation_by_sizes_or_by_given_proportions():
-    fl = make_federation(partition="dirichlet", min_size=3)
-    state = fl.start()
-    clients = np.array([0, 2, 3])
-    sizes = fl.sizes[clients]
-    assert len(set(sizes)) > 1
-    assert fl.proportions(clients).tolist() == (sizes / sizes.sum()).tolist()
-    update = fl.train(state, 0, clients, first_batches(fl, clients))
-    by_size = torch.from_numpy(sizes / sizes.sum()) @ update.gather_thetas()
-    assert torch.allclose(fl.aggregate(state, update), by_size, rtol=0, atol=1e-12)
-    p = np.array([0.25, 0.5, 0.25])
-    given = torch.from_numpy(p) @ update.gather_thetas()
-    assert torch.allclose(fl.aggregate(state, update, p), given, rtol=0, atol=1e-12)
-
-
-def test_central_training_is_plain_sgd_on_everything():
-    """Full batches, as then their order does not matter."""
-    flags = {"batch_size": 10, "lr": 0.1, "momentum": 0.5, "weight_decay": 0.01}
-    fl = make_federation(ordinary.random_images(n=10), seed=2, **flags)
-    theta = fl.train_centrally(2)
-    net = fill(ordinary.lenet(1, 16, 4), fl.model.init(fl.streams.seed("central init")))
-    sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
-    for _ in range(2):
-        sgd.zero_grad()
-        logits = net(normalise(fl.data, fl.data.x_train))
-        torch.nn.functional.cross_entropy(logits, fl.data.y_train).backward()
-        sgd.step()
-    assert (theta - ordinary.flatten(net)).abs().max() < 1e-10
-    fl.config.lr = 1e200
-    with pytest.raises(common.NonFiniteError, match="--lr"):
-        fl.train_centrally(2)
-    dropping = make_federation(ordinary.random_images(32, 3, n=5), model="alexnet", width=8)
-    assert torch.equal(dropping.train_centrally(1), dropping.train_centrally(1))
 
 
 def test_central_training_leaves_out_what_is_held_out():
@@ -435,32 +357,6 @@ def test_clients_whose_classes_are_not_tested_are_left_out_and_counted(tested, o
         assert columns == dict.fromkeys(names, own) | {"own_std": 0, "own_untested": 1}
 
 
-def test_evaluation_is_in_percent_and_nats():
-    data = ordinary.random_images()
-    model = build_model("lenet5", data, dtype=DOUBLE)
-    theta = model.init(5)
-    y = data.y_test.numpy()
-    net = fill(ordinary.lenet(1, 16, 4), theta)
-    logits = net(normalise(data, data.x_test)).detach().numpy()
-    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
-    columns = evaluate(model, theta, data)
-    assert columns["accuracy"] == pytest.approx(100 * (logits.argmax(1) == y).mean())
-    assert columns["loss"] == pytest.approx(losses.mean())
-    assert columns.keys() == {"accuracy", "loss"}
-
-
-def test_accuracy_is_the_mean_over_nets():
-    data = ordinary.random_images()
-    rng = np.random.default_rng(0)
-    logits = torch.from_numpy(rng.normal(size=(2, 60, 4)))
-    columns = common.grade(logits, data)
-    hits = 0
-    for of_net in logits.tolist():
-        for of_sample, label in zip(of_net, data.y_test.tolist(), strict=True):
-            hits += of_sample.index(max(of_sample)) == label
-    assert columns["accuracy"] == pytest.approx(100 * hits / 120)
-
-
 @pytest.mark.parametrize("name", ["lenet5", "fedgen-cnn"])
 def test_scores_equal_a_loop_and_leave_no_trace(name):
     """Each shard by its own net, also two at a time, and all shards by one net."""
@@ -495,17 +391,6 @@ def test_scores_equal_a_loop_and_leave_no_trace(name):
     for nets in (thetas[0], thetas[:2]):
         scores = common.score(model, nets, data, [np.arange(0), np.arange(2)])
         assert [len(losses) for losses, _ in scores] == [0, 2]
-
-
-def test_a_federation_scores_its_clients_samples():
-    fl = make_federation(partition="dirichlet")
-    theta = fl.model.init(3)
-    clients = np.array([3, 1])
-    shards = [fl.shards[3], fl.shards[1]]
-    expected = common.score(fl.model, theta, fl.data, shards)
-    for scores, of_shard in zip(fl.score(theta, clients), expected, strict=True):
-        for found, wanted in zip(scores, of_shard, strict=True):
-            assert np.array_equal(found, wanted)
 
 
 def test_many_samples_are_scored_in_pieces():

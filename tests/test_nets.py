@@ -224,39 +224,11 @@ def test_stacked_convolutions_are_each_clients_own(channels, is_avx2, monkeypatc
         assert torch.allclose(gradient, of_loop, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("side, is_torchs_order", [(2, True), (12, False)])
-def test_one_client_reads_in_torchs_order_where_weights_outnumber_inputs(side, is_torchs_order):
-    """8 x 6 x 3 x 3 = 432 weights, 3 x 6 x side^2 inputs: 72 or 2,592. The values are torch's."""
-    torch.manual_seed(0)
-    layer = nets.Conv2d(6, 8, 3, padding=1)
-    x = torch.randn(1, 3, side, side, 6, dtype=DOUBLE)
-    weight = torch.randn(1, 8, 6, 3, 3, dtype=DOUBLE)
-    del layer.weight
-    layer.weight = weight
-    found = layer.convolve(arrange(x), None)
-    expected = F.conv2d(x[0].permute(0, 3, 1, 2), weight[0], None, 1, 1)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
-    assert found.is_contiguous() == is_torchs_order
-
-
 def test_gradients_of_a_batched_linear_map():
     torch.manual_seed(0)
     shapes = ((3, 4, 5), (3, 2, 5), (3, 2))
     arguments = [torch.randn(*shape, dtype=DOUBLE, requires_grad=True) for shape in shapes]
     assert torch.autograd.gradcheck(nets.Affine.apply, arguments)
-
-
-def test_inputs_of_stacked_clients_lie_side_by_side():
-    """As channels, which lie last in memory: convolutions are twice as fast on this layout."""
-    rng = np.random.default_rng(0)
-    for channels in (1, 3):
-        x = torch.from_numpy(rng.random((4, 2, 16, 16, channels)))
-        for K in (4, 1):
-            stacked = arrange(x[:K])
-            assert torch.equal(stacked, torch.cat(list(x[:K]), -1).permute(0, 3, 1, 2))
-            assert stacked.is_contiguous(memory_format=torch.channels_last)
-    text = torch.arange(10).view(1, 2, 5)
-    assert torch.equal(arrange(text), text)
 
 
 def test_gather_is_indexing():

@@ -12,7 +12,7 @@ from ordinary import fill, normalise, perturb
 from torch import nn
 
 import training
-from data import Data, epochs_of_batches, load_data
+from data import Data, load_data
 from nets import Linear, Model, Net, build_model
 from training import Local, train, train_one_client
 
@@ -190,25 +190,6 @@ def test_the_stack_equals_the_reference_loop_in_every_field_at_once(name, chunk)
     update = train_all(model, theta_0, data, batches, local, chunk)
     assert (update.gather_thetas() - theta_0).abs().amax(1).min() > 1e-3
     agree_with_loop(update, model, data, theta_0, batches, local)
-
-
-@pytest.mark.parametrize("field", ["loss", "penalty", "augment", "sample_weights", "correction"])
-def test_each_field_changes_what_is_learnt(field):
-    """So that the comparisons with the reference loop are none of two that both leave it out."""
-    data = ordinary.random_images()
-    model = lenet_on(data)
-    values = {
-        "loss": lambda out: 2 * training.cross_entropy(out),
-        "penalty": lambda out: out.features.sum((1, 2)),
-        "augment": lambda images, extra: -images,
-        "sample_weights": [np.full((2, 3), 2.0)],
-        "correction": torch.ones(1, model.trainable, dtype=DOUBLE),
-    }
-    batches = np.arange(6).reshape(2, 3)
-    theta = model.init(0)
-    plain = train_one_client(model, theta, data, batches, Local(0.05))
-    changed = train_one_client(model, theta, data, batches, Local(0.05, **{field: values[field]}))
-    assert (plain - changed).abs().max() > 1e-4
 
 
 # --------------------------------------------------------------------------- somebody's own nets
@@ -485,64 +466,6 @@ def test_losses_see_the_rows_of_their_client_and_step(chunk):
     assert sorted(visits) == expected  # each once
 
 
-def test_a_penalty_equals_a_term_in_the_ordinary_loop():
-    """With strengths by client and by step."""
-    data, model, make_net = ordinary.prepare("lenet5")
-    batches = ordinary.draw_schedules(data, (8, 3, 5), 3)
-    rng = np.random.default_rng(2)
-    of_client = torch.tensor([0.5, 0.0, 2.0], dtype=DOUBLE)
-    of_step = [rng.uniform(size=len(rows)) for rows in batches]
-    theta = model.init(4)
-    frozen = fill(make_net(), theta)
-
-    def penalty(out):
-        distance = (out.features - out.frozen["old"].features(out.inputs)).square().sum(2)
-        return out.extra["client"] * out.extra["step"] * (out.share * distance).sum(1)
-
-    def term(net, x, k, step):
-        distance = (net[:-1](x) - frozen[:-1](x).detach()).square().sum(1)
-        return of_client[k] * of_step[k][step] * distance.mean()
-
-    local = Local(
-        0.05,
-        grad_norms=True,
-        penalty=penalty,
-        frozen={"old": theta.expand(3, -1)},
-        per_client={"client": of_client},
-        per_step={"step": of_step},
-    )
-    theta_0 = perturb(model.init(0), 3)
-    update = train_all(model, theta_0, data, batches, local)
-    agree_with_ordinary(update, make_net(), data, theta_0, batches, local, term)
-
-
-def test_augmentation_reads_extras_and_works_on_normalised_images():
-    """Images are mirrored at the mean in some steps: as on a data set with the std negated."""
-    data = ordinary.random_images(16, 3)
-    model = lenet_on(data)
-    batches = ordinary.draw_schedules(data, (8, 3, 5), 3)
-    rng = np.random.default_rng(2)
-    invert = [rng.integers(0, 2, len(rows)) for rows in batches]
-    assert len(set(np.concatenate(invert))) == 2
-
-    def augment(images, extra):
-        assert images.dtype == DOUBLE
-        assert images.shape[:1] == extra["invert"].shape
-        return torch.where(extra["invert"].view(-1, 1, 1, 1, 1) > 0, -images, images)
-
-    local = Local(0.05, augment=augment, per_step={"invert": invert})
-    update = train_all(model, model.init(0), data, batches, local)
-    for k, rows in enumerate(batches):
-        theta = model.init(0)
-        for step, batch in enumerate(rows):
-            twin = ordinary.random_images(16, 3)
-            if invert[k][step]:
-                twin.std = -twin.std
-            net = ordinary.lenet(3, 16, 4)
-            theta, _, _ = train_ordinary(net, twin, theta, batch[None], Local(0.05))
-        assert (update.gather_thetas()[k] - theta).abs().max() < 1e-10
-
-
 # ----------------------------------------------------------------------- norms of single gradients
 
 
@@ -558,16 +481,6 @@ def pixels(n=7, classes=3) -> Data:
     x = torch.from_numpy(rng.integers(0, 256, (n, 4, 4, 1), dtype=np.uint8))
     y = torch.from_numpy(rng.integers(0, classes, n))
     return Data(x, y, x, y, classes, torch.tensor([100.0]), torch.tensor([50.0]))
-
-
-def softmax_model() -> Model:
-    """One linear layer from 16 pixels to 3 classes."""
-    return Model(lambda: Net([nn.Identity()], Linear(16, 3)), dtype=DOUBLE)
-
-
-def norm_of_batches(model, theta, data, batches) -> float:
-    """The trainer's ||g_B||^2, averaged over batches at theta."""
-    return train_all(model, theta, data, [batches], Local(1e-30, grad_norms=True)).grad_sq[0]
 
 
 def test_norms_of_single_gradients_equal_a_loop_and_vmap():
@@ -590,86 +503,6 @@ def test_norms_of_single_gradients_equal_a_loop_and_vmap():
     vmapped = sum(gradient.flatten(1).square().sum(1) for gradient in gradients.values())
     np.testing.assert_allclose(norms, loop, rtol=1e-10)
     np.testing.assert_allclose(norms, vmapped.numpy(), rtol=1e-10)
-
-
-def test_the_norm_of_a_full_batch_is_that_of_the_mean_gradient():
-    data = load_data("digits")
-    model = lenet_on(data)
-    theta = model.init(2)
-    net = fill(ordinary.lenet(1, 28, 10), theta)
-    expected = squared_gradient(net, normalise(data, data.x_train[5:40]), data.y_train[5:40])
-    norm = norm_of_batches(model, theta, data, np.arange(5, 40)[None])
-    assert norm == pytest.approx(expected, rel=1e-10)
-
-
-def test_norms_of_a_softmax_in_closed_form():
-    """||p - e_y||^2 (||x||^2 + 1)."""
-    data = pixels()
-    model = softmax_model()
-    theta = model.init(0)
-    x = normalise(data, data.x_train).flatten(1)
-    p = torch.softmax(x @ theta[:48].view(3, 16).T + theta[48:], 1)
-    error = p - F.one_hot(data.y_train, 3)
-    expected = error.square().sum(1) * (x.square().sum(1) + 1)
-    norms = training.squared_gradients(model, theta, data, np.arange(7))
-    np.testing.assert_allclose(norms, expected.numpy(), rtol=1e-12)
-
-
-def test_batches_of_one_have_the_norms_of_single_gradients():
-    data = pixels()
-    model = softmax_model()
-    theta = model.init(0)
-    batches = epochs_of_batches(np.arange(7), 2, 1, np.random.default_rng(0))
-    norms = training.squared_gradients(model, theta, data, np.arange(7))
-    norm = norm_of_batches(model, theta, data, batches)
-    assert norm == pytest.approx(norms.mean(), rel=1e-12)
-
-
-def test_identical_samples_have_one_norm_however_they_are_batched():
-    data = pixels()
-    model = softmax_model()
-    data.x_train[:] = data.x_train[0].clone()
-    data.y_train[:] = 1
-    theta = model.init(0)
-    full = norm_of_batches(model, theta, data, np.arange(6)[None])
-    assert norm_of_batches(model, theta, data, np.arange(6).reshape(3, 2)) == pytest.approx(full)
-    norms = training.squared_gradients(model, theta, data, np.arange(6))
-    np.testing.assert_allclose(norms, full, rtol=1e-12)
-
-
-@pytest.mark.parametrize("B", [2, 3])
-def test_the_expected_norm_of_a_batch_lies_between_full_and_single(B):
-    """E||g_B||^2 = ||g||^2 + (mean ||g_i||^2 - ||g||^2) / B with replacement, over all n^B."""
-    data = pixels(n=4)
-    model = softmax_model()
-    theta = model.init(3)
-    batches = np.stack(np.meshgrid(*[np.arange(4)] * B), -1).reshape(-1, B)
-    full = norm_of_batches(model, theta, data, np.arange(4)[None])
-    single = training.squared_gradients(model, theta, data, np.arange(4)).mean()
-    assert single > 1.5 * full  # else the identity says little
-    expected = full + (single - full) / B
-    assert norm_of_batches(model, theta, data, batches) == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_loss_falls_by_eta_times_the_norm_in_the_limit():
-    data = pixels()
-    model = softmax_model()
-    theta = model.init(0)
-    batch = np.array([[2]])
-    [norm] = training.squared_gradients(model, theta, data, batch[0])
-    x = normalise(data, data.x_train[2:3]).flatten(1)
-
-    def loss(theta):
-        logits = x @ theta[:48].view(3, 16).T + theta[48:]
-        return float(F.cross_entropy(logits, data.y_train[2:3]))
-
-    errors = []
-    for eta in (1e-3, 1e-4, 1e-5):
-        moved = train_one_client(model, theta, data, batch, Local(eta))
-        fall = (loss(theta) - loss(moved)) / eta
-        errors.append(abs(fall / norm - 1))
-    assert errors[0] > 5 * errors[1] > 25 * errors[2]  # first order in eta
-    assert errors[2] < 1e-2
 
 
 def test_plain_nets_take_one_sample_at_a_time():
@@ -720,31 +553,6 @@ def test_norms_leave_weights_and_random_streams_alone():
 
 
 # --------------------------------------------------------------------------- the length of a step
-
-
-def accumulated(eta, rho, T):
-    """||a||_1 = sum_j sum_{k >= j} (eta_k / eta_0) rho^{k-j} of FedNova."""
-    total = 0.0
-    for j in range(T):
-        for k in range(j, T):
-            total += eta[k] / eta[0] * rho ** (k - j)
-    return total
-
-
-@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
-def test_step_lengths_against_closed_forms(rho):
-    """FedNova's for momentum, its double sum for a schedule, a geometric one if proximal."""
-    eta = 0.3 * 0.8 ** np.arange(8)
-    mu = 0.7
-    constant = training.step_lengths([0.1] * 9, rho, 0.0)
-    falling = training.step_lengths(eta, rho, 0.0)
-    proximal = training.step_lengths([0.1] * 9, 0.0, mu)
-    for T in range(1, 9):
-        closed = (T - rho * (1 - rho**T) / (1 - rho)) / (1 - rho)
-        assert constant[T] == pytest.approx(0.1 * closed, rel=1e-12)
-        assert falling[T] == pytest.approx(eta[0] * accumulated(eta, rho, T), rel=1e-12)
-        a = [(1 - 0.1 * mu) ** (T - 1 - j) for j in range(T)]
-        assert proximal[T] == pytest.approx(0.1 * sum(a), rel=1e-12)
 
 
 class Point(nn.Module):
