@@ -1,7 +1,6 @@
 """data.py against the raw bytes of data sets, NumPy, scikit-learn and brute force."""
 
 import dataclasses
-import itertools
 import math
 import shutil
 import struct
@@ -14,7 +13,6 @@ import pytest
 import torch
 from ordinary import normalise, random_images, random_text
 from PIL import Image
-from sklearn.datasets import load_digits
 from torchvision import datasets
 
 import data
@@ -23,39 +21,6 @@ from data import UsageError
 DOUBLE = torch.float64
 
 # ----------------------------------------------------------------------------------------- digits
-
-
-def enlarge(images, size):
-    """Half-pixel bilinear enlargement of (n, h, h) by NumPy."""
-    side = images.shape[1]
-    place = np.clip((np.arange(size) + 0.5) * side / size - 0.5, 0, None)
-    low = place.astype(int)
-    high = np.minimum(low + 1, side - 1)
-    part = place - low
-    rows = images[:, low] * (1 - part)[:, None] + images[:, high] * part[:, None]
-    return rows[:, :, low] * (1 - part) + rows[:, :, high] * part
-
-
-def test_digits_are_all_of_scikit_learns():
-    digits = data.load_data("digits")
-    images, labels = load_digits(return_X_y=True)
-    assert digits.x_train.shape == (1437, 28, 28, 1)
-    assert digits.x_test.shape == (360, 28, 28, 1)
-    assert digits.classes == 10
-    enlarged = enlarge(images.reshape(-1, 8, 8) * 255 / 16, 28)
-    pixels = torch.cat([digits.x_train, digits.x_test])[..., 0].double()
-    distances = torch.cdist(pixels.flatten(1), torch.from_numpy(enlarged).flatten(1))
-    nearest = distances.argmin(1).numpy()
-    assert np.array_equal(np.sort(nearest), np.arange(1797))  # each once: the test set is held out
-    assert np.abs(pixels.numpy() - enlarged[nearest]).max() <= 0.5 + 1e-3
-    y = torch.cat([digits.y_train, digits.y_test]).numpy()
-    assert np.array_equal(y, labels[nearest])
-    share = np.bincount(digits.y_test.numpy()) / np.bincount(labels)
-    assert np.abs(share - 0.2).max() < 0.01  # stratified
-    x = digits.images("train", DOUBLE)
-    assert abs(x.mean()) < 1e-9
-    assert abs(x.std(correction=0) - 1) < 1e-9
-    assert data.load_data("digits") is digits  # read once per process
 
 
 def test_images_are_normalised_once_as_numpy_does():
@@ -657,42 +622,6 @@ def test_a_flipped_bit_of_mnist_is_found(name, place, real_data, tmp_path):
         data.load_data("mnist", str(tmp_path))
 
 
-def test_cifar_npz_and_folder_hold_the_same_images(real_data, tmp_path):
-    for split in ("train", "test"):
-        for source in (real_data / "cifar10_jpeg" / split).iterdir():
-            copy = tmp_path / split / source.name
-            copy.mkdir(parents=True)
-            for file in itertools.islice(source.iterdir(), 12):
-                shutil.copy(file, copy / file.name)
-    folder = data.load_data(str(tmp_path))
-    whole = data.load_data(str(real_data / "cifar10_jpeg.npz"))
-    assert whole.x_train.shape == (50_000, 32, 32, 3)
-    assert len(folder.y_train) == 120
-    assert folder.classes == whole.classes == 10
-    for split in ("train", "test"):
-        x, y, all_x, all_y = (
-            getattr(found, f"{part}_{split}") for found in (folder, whole) for part in "xy"
-        )
-        label = {}
-        for image, c in zip(all_x.numpy(), all_y.tolist(), strict=True):
-            label[image.tobytes()] = c
-        assert [label[image.tobytes()] for image in x.numpy()] == y.tolist()
-
-
-@pytest.mark.parametrize(
-    "name, classes, mean",
-    [
-        ("cifar10", 10, [0.49139968, 0.48215841, 0.44653091]),
-        ("cifar100", 100, [0.50707516, 0.48654887, 0.44091784]),
-    ],
-)
-def test_cifars_published_moments(name, classes, mean, real_data):
-    found = data.load_data(str(real_data / f"{name}.npz"))
-    assert found.classes == classes
-    assert found.x_train.shape == (50_000, 32, 32, 3)
-    assert np.allclose(found.mean.numpy() / 255, mean, atol=1e-7)
-
-
 # ------------------------------------------------------------------------------------- partitions
 
 KINDS = ("iid", "label-skew", "dirichlet", "dirichlet-client", "dirichlet-ext")
@@ -806,14 +735,6 @@ def dirichlet_variance(m, alpha) -> float:
     return (1 / m) * (1 - 1 / m) / (m * alpha + 1)
 
 
-def test_dirichlet_shares_have_the_moments_of_the_distribution():
-    labels = np.repeat(np.arange(600), 200)
-    shards = deal("dirichlet", labels, 5, 0.5, min_size=0)
-    shares = count_labels(shards, labels) / 200
-    assert np.allclose(shares.mean(1), 1 / 5, atol=0.05)
-    assert shares.var() == pytest.approx(dirichlet_variance(5, 0.5), rel=0.12)
-
-
 def test_dirichlet_ext_shares_have_the_moments_of_the_distribution():
     """The holders are label-skew's of the same seed: 4 of them hold a class on average."""
     labels = np.repeat(np.arange(600), 200)
@@ -923,17 +844,6 @@ def test_natural_clients_are_whole():
 def test_partition_errors(kind, clients, low, owner, message):
     with pytest.raises(UsageError, match=message):
         deal(kind, np.zeros(10, int), clients, min_size=low, owner=owner)
-
-
-def test_epochs_of_batches():
-    shard = np.arange(100, 123)
-    batches = data.epochs_of_batches(shard, 3, 5, np.random.default_rng(0))
-    assert batches.shape == (15, 5)
-    for epoch in batches.reshape(3, 25):
-        assert np.array_equal(np.sort(epoch[epoch >= 0]), shard)
-        assert (epoch[-2:] == -1).all()
-    assert not np.array_equal(batches[:5], batches[5:10])
-    assert np.ptp(batches[0]) > 4
 
 
 # ---------------------------------------------------------------------------------- FILE.py:NAME

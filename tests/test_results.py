@@ -10,7 +10,7 @@ import pytest
 from scipy.special import stdtr
 
 from experiment import report
-from results import clock_answers, evidence, figures, front, reproduce, tables
+from results import clock_answers, evidence, front, reproduce, tables
 
 ROOT = evidence.FOLDER.parent
 WORKS = reproduce.read_works()
@@ -221,56 +221,6 @@ def test_every_claim_of_the_papers_is_judged_or_ours():
         assert tables.CLAIMS.statement.str.contains(f"({control})", regex=False).sum() == 1
 
 
-def test_a_figure_colours_what_is_decided_and_marks_what_is_cut():
-    """Blue is for the claim, orange against it, grey undecided; an arrow means a cut interval."""
-    intervals = []
-    for numbers in ((1, 0.5, 1.5, 0.01), (1, -9, 3, 0.9), (-0.25, -0.4, -0.1, 0.01)):
-        intervals.append(evidence.Interval(*numbers, 4))
-    rows = pd.DataFrame({"claim": "A1", "what": ["x", "y", "z"], "paper": ["2", "", ""]})
-    directions = ["for", "undecided", "against"]
-    rows = rows.assign(interval=intervals, direction=directions, measure="last10")
-    low, high = figures.limits([list(rows.itertuples())])
-    assert (low, high) == (-0.8125, 2.5625)  # -.25 to the paper's 2, and a quarter of it
-    _, axis = figures.plt.subplots()
-    axis.set_xlim(low, high)
-    figures.draw_panel(axis, list(rows.itertuples()), "")
-    found = []
-    for line in axis.lines:
-        if line.get_marker() in ("o", "D", "<", ">") and len(line.get_xdata()):
-            color = line.get_color()
-            found.append((line.get_marker(), *line.get_xdata(), *line.get_ydata(), color))
-    figures.plt.close()
-    blue, orange, grey, black = "C0", "C1", "0.5", "k"
-    circles = [("o", 1, 0, blue), ("o", 1, 1, grey), ("o", -0.25, 2, orange)]
-    arrows = [("<", low, 1, grey), (">", high, 1, grey)]
-    assert sorted(found) == sorted([*circles, ("D", 2, -0.25, black), *arrows])
-
-
-def test_a_figure_has_all_comparisons_at_the_papers_setting_and_where_they_are_few(monkeypatch):
-    panels = {}
-
-    def keep(axis, rows, title):
-        panels[title] = [(row.claim, row.what) for row in rows]
-
-    monkeypatch.setattr(figures, "draw_panel", keep)
-    monkeypatch.setattr(figures.plt.Figure, "savefig", lambda *_, **__: None)
-    figures.draw("fedcl_gmm_sync")
-    at_papers, smaller, ours = panels.values()
-    table = tables.COMPARISONS
-    rows = table[table.claim.isin(["B1", "B2"])]
-    assert at_papers == list(zip(rows.claim, rows.what, strict=True))  # 9 and 1
-    rows = table[table.claim == "B4"]
-    assert smaller == list(zip(rows.claim, rows.what, strict=True))  # six: few
-    rows = table[table.claim.isin(["E1", "E2", "E20", "E24"])]
-    assert ours == list(zip(rows.claim, rows.what, strict=True))  # twelve: few
-    panels.clear()
-    figures.draw("fedavg_curriculum")
-    rows = panels["Our questions (one row each)"]
-    claims = [claim for claim, _ in rows]
-    assert len(claims) == len(set(claims)) > 10
-    assert all(tables.outcome(claim)[0].startswith(what) for claim, what in rows)
-
-
 def test_the_front_figure_says_what_its_rows_show():
     """Every gain is smaller than the published one; against a control 2 points or less are left."""
     for row in front.ROWS:
@@ -439,13 +389,3 @@ def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch, capsys):
 def test_no_path_of_a_machine(name):
     for line in (ROOT / "results" / name).read_text().splitlines():
         assert not PATH_OF_A_MACHINE.search(line), line
-
-
-@pytest.mark.parametrize("text", ["/home/x/data", "--out ~/runs", "C:\\data", "\\\\host\\share"])
-def test_a_path_of_a_machine_is_noticed(text):
-    assert PATH_OF_A_MACHINE.search(text)
-
-
-@pytest.mark.parametrize("text", ["data/cifar10.npz", "Dir(.2)", "a / b", "runs/x"])
-def test_a_relative_path_is_not(text):
-    assert not PATH_OF_A_MACHINE.search(text.replace("a / b", "a/b"))

@@ -7,9 +7,7 @@ from test_theory_functions import fails
 from theory import lemma5, lemmas
 from theory.functions import kinked, quadratic, rational
 from theory.one_step import State, largest_steps, random_states
-from theory.report import SLACK, worst
-
-ABOVE = 1 + 1e-9
+from theory.report import worst
 
 
 def test_lemmas_are_the_sums_over_clients_they_state():
@@ -65,15 +63,6 @@ def test_the_ratios_are_those_of_the_forms():
         given = x.symbols, x.V, x.F.mean()
         bounds = lemma5.printed(*given), lemma5.corrected(*given, 3)
         assert lemma5.ratios(x) == [worst(bound, x.next_V) for bound in bounds]
-
-
-def test_random_states_reach_their_corners():
-    states = list(random_states(7, 300))
-    _, L, alpha, B, M, sigma, Q = np.transpose([x.symbols for x in states])
-    longest = [largest_steps(*symbols)[1] for symbols in zip(L, M, Q, strict=True)]
-    assert (alpha <= SLACK * np.array(longest)).all() and L.max() <= 1
-    assert set(Q) == set(range(1, 9)) and (B == 0).sum() > 10
-    assert set(M) == {0.0, 0.5, 3.0} and set(sigma) == {0.0, 0.1, 2.0}
 
 
 def test_lemma2_with_shared_noise_fails_by_a_third_of_the_clients():
