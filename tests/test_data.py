@@ -764,15 +764,6 @@ def test_the_smallest_alpha(kind, clients):
         assert set(counts.sum(1)) == {4000 // clients}
 
 
-@pytest.mark.parametrize(
-    "kind, error", [("dirichlet", 1), ("dirichlet-client", 60), ("dirichlet-ext", 1)]
-)
-def test_the_largest_alpha(kind, error):
-    labels = np.repeat(np.arange(10), 400)
-    shards = deal(kind, labels, 5, 1e6, classes_per_client=10)
-    assert np.abs(count_labels(shards, labels) - 80).max() <= error
-
-
 def test_dirichlet_client_has_equal_sizes_and_follows_alpha():
     labels = np.repeat(np.arange(10), 200)
 
