@@ -1,7 +1,7 @@
-"""What users bring, checked: each mistake is one line that says what was found and what to do.
+"""Checks of what users bring. Each mistake is one line that says what was found and what to do.
 
-Arrays of samples, labels and owners (`data.from_arrays` says what these are), then nets of a user's
-own. It knows no other module.
+First come arrays of samples, labels and owners, which `data.from_arrays` defines. Then come a
+user's own models. This module knows no other module.
 """
 
 import pickle
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 
 class UsageError(Exception):
-    """A mistake of the caller (flag, file, size). The command line shows one line and exits 2."""
+    """A mistake of the caller. The command line shows one line and exits with status 2."""
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of an error's message, or its class name."""
+    """Returns the beginning of an error's message, or its class name."""
     message = str(error) or type(error).__name__
     return message.splitlines()[0][:300]
 
@@ -36,7 +36,7 @@ def is_of_the_machine(error: BaseException) -> bool:
 
 
 def as_array(name: str, values) -> np.ndarray:
-    """As NumPy's, of a type that torch knows; copied only where it must be."""
+    """Returns NumPy's array, of a type that torch knows. It is copied only where it must be."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
         if values.dtype == torch.bfloat16:
@@ -52,7 +52,7 @@ def as_array(name: str, values) -> np.ndarray:
 
 
 def check_samples(name: str, x, codes: int) -> np.ndarray:
-    """Images as uint8 (n, H, W, C), text as int64 (n, L) below `codes`, floats as they are."""
+    """Returns images as uint8 (n, H, W, C), text as int64 (n, L) below `codes`, or floats."""
     x = as_array(name, x)
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[..., None]
@@ -108,14 +108,14 @@ def are_bytes(x: np.ndarray) -> bool:
 
 
 def to_bytes(x: np.ndarray) -> np.ndarray:
-    """uint8 (n, H, W, C) of what `are_bytes`."""
+    """Returns as uint8 (n, H, W, C) what `are_bytes` recognises."""
     if x.dtype != np.uint8:
         x = np.round(x * 255).astype(np.uint8)
     return x if x.ndim == 4 else x[..., None]
 
 
 def check_match(x_train: np.ndarray, x_test: np.ndarray) -> None:
-    """ValueError unless both sets are of one kind, shape and scale."""
+    """Raises ValueError unless both sets are of one kind, shape and scale."""
     is_one_shape = x_train.shape[1:] == x_test.shape[1:]
     is_one_kind = x_train.dtype.kind == x_test.dtype.kind
     if not (is_one_shape and is_one_kind):
@@ -131,7 +131,7 @@ NUMBERED = "np.unique(y, return_inverse=True)[1] numbers the labels of both sets
 
 
 def check_labels(name: str, y, n: int) -> np.ndarray:
-    """Labels as int64 (n,)."""
+    """Returns labels as int64 (n,)."""
     y = as_array(name, y)
     if y.shape != (n,) or y.dtype.kind not in "iub":
         found = f"{name} is {y.dtype} {y.shape}"
@@ -140,7 +140,7 @@ def check_labels(name: str, y, n: int) -> np.ndarray:
 
 
 def check_classes(y_train: np.ndarray, y_test: np.ndarray, classes: int | None) -> int:
-    """How many there are. ValueError for a label that is none, and a class without samples."""
+    """Returns the number of classes. ValueError for an unknown label or a class without samples."""
     held = np.unique(y_train)
     count = held[-1] + 1 if classes is None else classes
     for name, y in (("y_train", y_train), ("y_test", y_test)):
@@ -156,7 +156,7 @@ def check_classes(y_train: np.ndarray, y_test: np.ndarray, classes: int | None) 
 
 
 def check_owner(owner, n: int) -> np.ndarray:
-    """Who owns each training sample, (n,): numbers or names."""
+    """Returns who owns each training sample, (n,): numbers or names."""
     owner = as_array("owner", owner)
     unknown = [name for name in owner.flat if name is None or name != name]  # the second: NaN
     if owner.shape != (n,) or unknown:
@@ -166,9 +166,10 @@ def check_owner(owner, n: int) -> np.ndarray:
 
 
 def moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel (C,), exact: from counts of the 256 values.
+    """Returns mean and standard deviation of each channel (C,).
 
-    A deviation is at least 1/255 of the brightest pixel, so that noise on black stays small.
+    They are exact, because counts of the 256 values give them. A deviation is at least 1/255 of the
+    brightest pixel, so that noise on black stays small.
     """
     channels = [channel.flatten() for channel in x.unbind(-1)]
     counts = [torch.bincount(channel, minlength=256) for channel in channels]
@@ -182,7 +183,7 @@ def moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (F,) of each entry of the last axis; 1 where it is constant."""
+    """Returns mean and deviation (F,) of each entry of the last axis; 1 where it is constant."""
     rows = x.flatten(0, -2)
     parts = rows.split(1 << 16)  # in float64 the whole might not fit into memory
     mean = sum(part.double().sum(0) for part in parts) / len(rows)
@@ -191,11 +192,11 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(std > 1e-12 * mean.abs(), std, 1.0)
 
 
-# ----------------------------------------------------------------------------- nets of a user's own
+# ------------------------------------------------------------------------------- a user's own model
 
 
 def refuse_unused(model, net: nn.Module, loss: Tensor) -> None:
-    """UsageError where a parameter has no gradient."""
+    """Raises UsageError if a parameter has no gradient."""
     if not loss.requires_grad:
         raise UsageError("its logits do not depend on its weights (detach, no_grad, argmax?)")
     gradients = torch.autograd.grad(loss, net.leaves, allow_unused=True)
@@ -207,10 +208,10 @@ def refuse_unused(model, net: nn.Module, loss: Tensor) -> None:
 
 
 def refuse_state(model, x: Tensor) -> None:
-    """UsageError where a training step changes more of a net than its weights.
+    """Raises UsageError if a training step changes more of a model than its weights.
 
     Only weights, and float buffers that change in place, are averaged and saved. What lies outside
-    the net's modules (closures, global names, Python's random) is not seen.
+    the model's modules (closures, global names, Python's random) is not seen.
     """
     layers = model.by_layer(model.init(0)[None])
     net = model.bind(layers, training=True, grad=True)
@@ -227,9 +228,10 @@ def refuse_state(model, x: Tensor) -> None:
 
 
 def remember(model, net: nn.Module) -> dict:
-    """The attributes of a bound net's modules, and of those it was copied from (hooks know these).
+    """The attributes of a bound model's modules, and of the modules that it was copied from.
 
-    Of weights and float buffers which tensor it is, of other tensors also the version, else all.
+    Hooks know the latter. Of weights and float buffers it keeps which tensor it is, and of other
+    tensors also the version. Of anything else it keeps the content.
     """
     torchs_own = vars(nn.Module())
     found = {}
@@ -247,7 +249,7 @@ def remember(model, net: nn.Module) -> dict:
 
 
 def content(value):
-    """Equal for equal values; where they cannot be compared, which object it is."""
+    """Returns something equal for equal values. Where values cannot be compared, it is their id."""
     try:
         return pickle.dumps(value)
     except Exception:
@@ -255,7 +257,7 @@ def content(value):
 
 
 def try_alone(model, name: str, one: Tensor) -> str:
-    """How a batch of one sample fails in training, as batch norms over vectors do; or ""."""
+    """Says how a batch of one sample fails in training, as with batch norms over vectors; or ""."""
     layers = model.by_layer(model.init(0)[None])
     net = model.bind(layers, training=True)
     try:

@@ -1,17 +1,17 @@
 """python client_curriculum.py --client-order curriculum vanilla --data-order curriculum vanilla
 
-The client curriculum, Section 4 of "When Do Curricula Work in Federated Learning?" (Vahidian et
-al., ICCV 2023, https://arxiv.org/abs/2212.12712). plain/client_curriculum.py explains it, with
-FedAvg, in one file.
+This is the client curriculum, Section 4 of "When Do Curricula Work in Federated Learning?"
+(Vahidian et al., ICCV 2023, https://arxiv.org/abs/2212.12712). plain/client_curriculum.py explains
+it, with FedAvg, in one file.
 
 Algorithm 2 divides the data so that some clients are easy and some are hard. The server ranks all M
 clients by their mean loss. The easiest g(u) are the pool. Each of them takes part once, in random
-order, K clients a round. Then all are ranked again. g grows from b M to M over the first a U of a
-run's U client updates, of which u are done. Within a client the data curriculum (Algorithm 1) may
-act as well, so there are two times two methods.
+order, K clients a round. Then all are ranked again. A run has U client updates, and u of them are
+done. g grows from b M to M over the first a U updates. Within a client the data curriculum
+(Algorithm 1) may act as well, so there are two times two methods.
 
 How this differs from the paper, and why:
-- In Algorithm 2 a client's samples begin where those of the client before it end. The paper's
+- In Algorithm 2 a client's samples begin where the previous client's samples end. The paper's
   cumsum begins one client later, so the last client would get samples that do not exist.
 - --f-ord may be 0, as in the paper's figures. Its default is 1, where clients differ most. The
   preset of Figure 7 follows the authors' notebooks (FedProx, score E, 0.9).
@@ -22,13 +22,13 @@ How this differs from the paper, and why:
   take 109 rounds, not 100.
 - The pool never has fewer than K clients.
 - By default vanilla clients take part in turn. Algorithm 1 selects K at random in each round:
-  --client-sampling uniform. Vanilla is the control of every client order, and with clients in turn
-  only order and pacing differ.
+  --client-sampling uniform. Vanilla is the control of every client order. With clients in turn only
+  order and pacing differ.
 - All methods have the same partition. In the paper the random and vanilla bars of Figure 5 equal
-  those of Figure 4, so its gain is measured neither on one partition nor against a random order of
-  clients. Here `random` selects a new random pool at each ranking.
+  the bars of Figure 4. So its gain is not measured on one partition, and not against a random order
+  of clients. Here `random` selects a new random pool at each ranking.
 - The pacing functions are corrected. In the paper (Table 5) linear, quadratic and root end at
-  N + (N - 1) b, step ends at N + N b, and the exponential is N at once.
+  N + (N - 1) b. There step ends at N + N b, and the exponential is N at once.
 - Clients and samples are sorted by ascending loss. The paper sorts by descending score 1 / loss,
   which is the same order.
 - If a pass over the admitted samples ends within a batch, the next pass fills it. All batches are
@@ -79,7 +79,7 @@ def paces_samples(config) -> bool:
 
 
 def is_paced(config) -> bool:
-    """Whether either grows."""
+    """Whether the pool or a client's admitted samples grow."""
     return paces_clients(config) or paces_samples(config)
 
 
@@ -90,7 +90,7 @@ def has_falling_lr(config) -> bool:
 
 @dataclass
 class Config(experiment.Config):
-    """Common flags with this script's defaults, then the curricula's own."""
+    """Common options with this script's defaults, then the curricula's own."""
 
     alpha: float = 0.2
     clients: int = 20
@@ -102,13 +102,13 @@ class Config(experiment.Config):
 
     client_order: str = flag(
         "curriculum",
-        "the first pools: of easy clients, of hard ones, of random ones, or of all",
+        "the first pools: easy clients, hard clients, random clients, or all",
         sweep=("curriculum", "vanilla"),
         choices=ORDERS,
     )
     data_order: str = flag(
         "curriculum",
-        "a client's samples: easy first, hard first, a random permutation, or all at every step",
+        "a client's samples: easy first, hard first, random order, or all at every step",
         sweep=("curriculum", "vanilla"),
         choices=ORDERS,
     )
@@ -125,13 +125,13 @@ class Config(experiment.Config):
     expert_epochs: int = flag(2, "epochs of the expert, on all samples", low=1, high=1000)
     client_sampling: str = flag(
         "pool",
-        "vanilla clients: all in turn, or new ones in every round",
+        "vanilla clients: all in turn, or random ones in every round",
         choices=("pool", "uniform"),
         when=takes_all_clients,
     )
     pacing: str = flag("linear", "shape of both pacings", choices=PACINGS, when=is_paced)
     client_a: float = flag(
-        0.8, "fraction of the updates until all clients are in", low=0, high=1e6, when=paces_clients
+        0.8, "fraction of the updates until the pool is full", low=0, high=1e6, when=paces_clients
     )
     client_b: float = flag(
         0.2, "fraction of the clients at first", low=0, high=1, when=paces_clients
@@ -151,7 +151,7 @@ class Config(experiment.Config):
 
 
 def name(config: Config) -> str:
-    """client+data, client, data, vanilla; of other orders client-anti, data-random, .."""
+    """client+data, client, data, vanilla; with other orders client-anti, data-random, .."""
     words = []
     for who, order in (("client", config.client_order), ("data", config.data_order)):
         if order == "curriculum":
@@ -205,7 +205,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 
 def score_by_expert(config: Config, fl: common.Federation, run: experiment.Run) -> np.ndarray:
-    """The loss of every training sample (n,) under a net trained centrally (Section 4.3)."""
+    """Returns the loss of every training sample (n,) under a central expert (Section 4.3)."""
     expert = run.cached("expert", lambda: fl.train_centrally(config.expert_epochs), "expert_epochs")
     everything = [np.arange(len(fl.labels))]  # as one shard
     [(losses, _)] = common.score(fl.model, expert, fl.data, everything, config.chunk)
@@ -215,7 +215,7 @@ def score_by_expert(config: Config, fl: common.Federation, run: experiment.Run) 
 
 
 def deal_by_difficulty(config, fl: common.Federation, losses: np.ndarray) -> list[np.ndarray]:
-    """Algorithm 2 on the clients' shards; without --stratify all samples count as one class."""
+    """Algorithm 2 on the clients' shards. Without --stratify all samples count as one class."""
     labels = fl.labels
     if not config.stratify:
         labels = np.zeros_like(labels)
@@ -224,13 +224,13 @@ def deal_by_difficulty(config, fl: common.Federation, losses: np.ndarray) -> lis
 
 
 def reconstitute(shards, labels: np.ndarray, losses: np.ndarray, f_ord: float, rng) -> list:
-    """Algorithm 2: every client i keeps its class counts N_ic, the first gets the easiest samples.
+    """Algorithm 2: the first client gets the easiest samples. Client i keeps its class counts N_ic.
 
     shards          disjoint index arrays, one for each client
     labels, losses  (n,) of all samples
-    f_ord           only this fraction of N_ic is divided so; rng divides the rest at random
+    f_ord           this fraction of N_ic is divided by difficulty. rng divides the rest at random
 
-    ValueError where a loss is not finite, or f_ord is not from 0 to 1.
+    Raises ValueError if a loss is not finite, or if f_ord is not from 0 to 1.
     """
     if not np.isfinite(losses).all() or not 0 <= f_ord <= 1:
         raise ValueError("reconstitute: wanted finite losses, and f_ord from 0 to 1")
@@ -253,7 +253,7 @@ def reconstitute(shards, labels: np.ndarray, losses: np.ndarray, f_ord: float, r
 
 
 def measure_difficulty(shards, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of the expert's losses inside each client, (M,) each."""
+    """Returns mean and deviation of the expert's losses inside each client, (M,) each."""
     means = [losses[shard].mean() for shard in shards]
     stds = [losses[shard].std() for shard in shards]
     return np.array(means), np.array(stds)
@@ -263,9 +263,9 @@ def measure_difficulty(shards, losses: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def score_samples(config, order: str, fl, state: dict, clients, expert_losses) -> list[np.ndarray]:
-    """The losses (N,) of each client's samples, under the expert or the net that it receives.
+    """Returns the losses (N,) of each client's samples, under the expert or the received model.
 
-    Where the order asks for none, all samples are equally difficult.
+    If the order needs no losses, all samples are equally difficult.
     """
     if not is_ranked(order):
         return [np.zeros(fl.sizes[m]) for m in clients]
@@ -276,7 +276,7 @@ def score_samples(config, order: str, fl, state: dict, clients, expert_losses) -
 
 
 def pool_size(config: Config, u: int) -> int:
-    """g(u), the size of the pool after u of all U client updates, at least a round's K.
+    """Returns g(u), the size of the pool after u of all U client updates, at least a round's K.
 
     Section 4.2 calls it K^(t).
     """
@@ -289,7 +289,7 @@ def pool_size(config: Config, u: int) -> int:
 
 
 def draw_pool(config, fl: common.Federation, t: int, L: np.ndarray, size: int) -> np.ndarray:
-    """The first `size` clients in the client order, from their mean losses L (M,), shuffled."""
+    """Returns the first `size` clients by the client order and mean losses L (M,), shuffled."""
     if takes_all_clients(config) and config.client_sampling == "uniform":
         return fl.select(t, config.clients_per_round)
     if config.client_order == "anti":
@@ -300,7 +300,7 @@ def draw_pool(config, fl: common.Federation, t: int, L: np.ndarray, size: int) -
 
 
 def fill_queue(queue: list[int], pool: np.ndarray) -> list[int]:
-    """The clients of the next rounds: those that wait in the queue, then the pool (n,).
+    """Returns the clients of the next rounds: first the queue, then the pool (n,).
 
     Clients of the pool that wait already come last. So no round of up to n clients has one twice.
     """
@@ -309,7 +309,7 @@ def fill_queue(queue: list[int], pool: np.ndarray) -> list[int]:
 
 
 def sort_clients(difficulty: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The clients (M,) by ascending difficulty; where several are equal, in random order."""
+    """Returns the clients (M,) by ascending difficulty; equal ones are in random order."""
     shuffled = rng.permutation(len(difficulty))
     return shuffled[np.argsort(difficulty[shuffled], kind="stable")]
 
@@ -318,9 +318,9 @@ def sort_clients(difficulty: np.ndarray, rng: np.random.Generator) -> np.ndarray
 
 
 def draw_client_batches(config, fl: common.Federation, t: int, m: int, difficulty) -> np.ndarray:
-    """The samples of client m at each of its T local steps in round t: (T, B), -1: none.
+    """Returns the samples of client m at each of its T local steps in round t: (T, B), -1: none.
 
-    Pacing and sampler are those of fedavg_curriculum.py, over one round.
+    Pacing and sampler are as in fedavg_curriculum.py, over one round.
     """
     shard = fl.shards[m]
     N = len(shard)
@@ -344,9 +344,10 @@ def draw_client_batches(config, fl: common.Federation, t: int, m: int, difficult
 
 
 def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
-    """g(step): how many of N samples are admitted at a step of T, in [1, N]. Table 5, corrected.
+    """Returns g(step): how many of N samples are admitted at a step of T (Table 5, corrected).
 
-    It grows from b N to N in the first a T steps. ValueError for an unknown family.
+    It is in [1, N], and grows from b N to N in the first a T steps. Raises ValueError for an
+    unknown family.
     """
     x = 1.0  # the fraction of these steps that is over
     if step < a * T:
@@ -406,24 +407,24 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
         for step in range(self.steps):
             while len(queue) < self.batch_size:
                 admitted = self.easy_first[: max(1, self.pacing(step))]
-                admitted = np.sort(admitted)  # the draw depends on who is in, not on their order
+                admitted = np.sort(admitted)  # who is in decides what is random, not their order
                 queue = np.concatenate([queue, self.rng.permutation(admitted)])
             yield queue[: self.batch_size].tolist()
             queue = queue[self.batch_size :]
 
 
 def falling_lr(config: Config, steps: int) -> np.ndarray:
-    """eta_i = eta (1 + alpha i)^-p at local step i, (steps,); i begins at 0 in every round."""
+    """Returns eta_i = eta (1 + alpha i)^-p of each local step i, (steps,), which begins at 0."""
     i = np.arange(steps)
     return config.lr * (1 + config.lr_alpha * i) ** -config.lr_power
 
 
 def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tuple[int, int]:
-    """How many clients are sent a net to score with in round t, and how many numbers they return.
+    """Returns how many clients get a model to score with in round t, and the numbers they send.
 
-    Under G all M are sent theta whenever they are ranked; those that are then drawn are sent it a
-    second time, to train from. Where the base sends no nets (solo) they score with their own. The
-    expert is sent once, as its scores never change.
+    Under G all M clients get theta whenever they are ranked. Those that are then selected get it a
+    second time, to train from it. If the base sends no models (solo), they score with their own.
+    The expert is sent once, because its scores never change.
     """
     scorers = 0
     numbers = 0
@@ -435,7 +436,7 @@ def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tupl
             numbers = config.clients
     elif ranks_clients and is_short:
         numbers = config.clients
-        if fl.base.vectors > 0:  # the base sends nets
+        if fl.base.vectors > 0:  # the base sends models
             scorers = config.clients
     return scorers, numbers
 
@@ -446,7 +447,8 @@ def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tupl
 def plot(df, folder) -> None:
     """Prints the gains over vanilla, A_o, and writes the consistency of clients (Section 4.1).
 
-    consistency.csv: see the columns inside, between; difficulty.png: each round's expert_loss.
+    consistency.csv has the columns inside and between. difficulty.png shows each round's
+    expert_loss.
     """
     report.print_gains(report.per_trial(df), "vanilla")
     table = df.groupby(["setting", "trial"], sort=False)[["inside", "between"]].first()
@@ -457,8 +459,8 @@ def plot(df, folder) -> None:
     report.curves(df.rename(columns={"expert_loss": label}), folder / "difficulty.png", label)
 
 
-# Named after the paper's figures. Of a flag given twice the last counts; what follows # is a remark
-# for --list-presets.
+# The names are the paper's figures. If an option is given twice, the last one counts. What follows
+# # is a remark for --list-presets.
 PAPER = "--dataset cifar10 --clients 100 --clients-per-round 10 --rounds 100 --epochs 10"
 CIFAR10 = f"{PAPER} --lr 0.001 --lr-alpha 0.001 --expert-epochs 20"
 BETAS = "--alpha 0.2 0.05"
@@ -472,11 +474,11 @@ DEALT = f"{NEITHER} --rounds 1 --epochs 1 --f-ord 0 1"
 PRESETS = {
     "consistency": f"{DEALT} {BETAS}  # std of the expert's loss inside clients",
     "consistency-iid": f"{DEALT} {IID}",
-    "fig4": f"{DATA} {BETAS}  # data curriculum where clients are alike, and where they differ",
+    "fig4": f"{DATA} {BETAS}  # data curriculum with similar clients, and with different ones",
     "fig4-iid": f"{DATA} {IID}",
     "fig5": f"{CLIENTS} {BETAS}  # client curriculum",
     "fig5-iid": f"{CLIENTS} {IID}",
-    "fig6-clients": f"{SCORES_CLIENTS} {BETAS}  # scored by the expert, and by the global net",
+    "fig6-clients": f"{SCORES_CLIENTS} {BETAS}  # scored by the expert, and by the global model",
     "fig6-clients-iid": f"{SCORES_CLIENTS} {IID}",
     "fig6-data": f"{SCORES_DATA} {BETAS}",
     "fig6-data-iid": f"{SCORES_DATA} {IID}",
@@ -485,7 +487,7 @@ PRESETS = {
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     script = experiment.Script(
         config=Config,
         presets=PRESETS,

@@ -1,14 +1,15 @@
 """python fedac_art.py --base moon --alpha 0.5
 
-FedAC, the curriculum of "Clustering-based Curriculum Construction for Sample-Balanced Federated
-Learning" (Qi et al., CICAI 2022, https://doi.org/10.1007/978-3-031-20503-3_13).
+This is FedAC, the curriculum of "Clustering-based Curriculum Construction for Sample-Balanced
+Federated Learning" (Qi et al., CICAI 2022, https://doi.org/10.1007/978-3-031-20503-3_13).
 plain/fedac_art.py explains it, with FedAvg, in one file.
 
 Before training, every client clusters its own images, class by class, with Fuzzy ART. The samples
-of small clusters, P1, are hard or noisy. Those of large clusters, P2, are easy. In the
+of small clusters, P1, are hard or noisy. The samples of large clusters, P2, are easy. In the
 cross-entropy P1 has the weight 0.5 and P2 the weight 1. These weights are the curriculum. They stay
-the same in all rounds. --base says how clients train and what is averaged: in the paper solo, which
-never averages, fedavg, fedprox and moon. The weights leave a base's own terms of the loss alone.
+the same in all rounds. --base says how clients train and what is averaged. In the paper it is solo,
+which never averages, fedavg, fedprox or moon. The weights leave a base's own terms of the loss
+alone.
 
 How this differs from the paper, and why:
 - A sample may join only clusters of its own label. In Eq. 1 the similarity to the other clusters is
@@ -19,21 +20,22 @@ How this differs from the paper, and why:
   samples.
 - The paper gives no T, the size below which a cluster is small. Here T is a client's median: at
   least half of its samples are in clusters of T samples or more.
-- The paper gives no weights, and no momentum. The momentum is that of MOON's code.
+- The paper gives no weights, and no momentum. The momentum is MOON's, from its code.
 - L_1 and L_2 of Eq. 8, L = alpha L_1 + beta L_2, are the cross-entropies of a batch's P1 and P2.
   Here they are sums divided by the batch size, and the weights are divided by their mean over the
   client. So they do not change the size of the steps. With --reduction group L_1 and L_2 are means
   over P1 and over P2, and the weights are divided by alpha + beta.
 - P1 is hard and P2 easy, as in Eq. 5 and Section 1. Eqs. 6 and 7 say the opposite. Exchange
   --w-small and --w-large to try it.
-- SimpleCNN is that of MOON's code: convolutions of 5x5 with 6 and 16 channels, then 120, 84 and C
+- SimpleCNN is as in MOON's code: convolutions of 5x5 with 6 and 16 channels, then 120, 84 and C
   outputs. The text says 3 convolutions and 2 linear layers.
-- The paper names no augmentation, and the default is none. --augment crop-flip is that of MOON's
-  code, except that the border is black, where MOON's code mirrors CIFAR-10's images.
-- SOLO's 100 local epochs are spread over the rounds, and momentum begins at 0 in each. Its accuracy
-  is the mean over the clients' models of that on the whole test set. The paper does not say.
-- FedProx has mu = 0.001 and MOON mu = 5, on CIFAR-100 1. The paper refers to "the corresponding
-  papers", which choose from several.
+- The paper names no augmentation, and the default is none. --augment crop-flip is as in MOON's
+  code, except that the border is black. MOON's code mirrors CIFAR-10's images there.
+- SOLO's 100 local epochs are spread over the rounds, and momentum begins at 0 in each. Each
+  client's model is tested on the whole test set. SOLO's accuracy is the mean. The paper does not
+  say how it tests.
+- FedProx has mu = 0.001. MOON has mu = 5, and 1 on CIFAR-100. The paper refers to "the
+  corresponding papers", which choose from several.
 - MOON trains a model with a projection head. The other bases do so only with --projection.
 """
 
@@ -78,7 +80,7 @@ METHODS = ("fedac", "base")
 
 @dataclass
 class Config(experiment.Config):
-    """Common flags with this script's defaults, then the curriculum's own."""
+    """Common options with this script's defaults, then the curriculum's own."""
 
     alpha: float = 0.5
     min_size: int = 10
@@ -92,20 +94,20 @@ class Config(experiment.Config):
     method: str = flag("fedac", "the curriculum, or its base", sweep=METHODS, choices=METHODS)
     rho: float = flag(
         -1.0,
-        "vigilance of Eq. 1: large for many clusters (-1: 0.35, on grey images 0.6)",
+        "vigilance of Eq. 1; a large value gives many clusters (-1: 0.35, on grey images 0.6)",
         low=-1,
         high=1,
         when=is_weighted,
     )
     art_alpha: float = flag(
-        0.01, "alpha of Eq. 2: the larger, the less small templates win", above=0, when=is_weighted
+        0.01, "alpha of Eq. 2; if large, small templates win less", above=0, when=is_weighted
     )
     art_beta: float = flag(
         1.0, "beta of Eq. 3: how far a template moves", low=0, high=1, when=is_weighted
     )
     quantile: float = flag(
         0.5,
-        "T is this quantile, over samples, of the size of their cluster",
+        "T is this quantile of the samples' cluster sizes",
         low=0,
         high=1,
         when=is_weighted,
@@ -133,13 +135,13 @@ class Config(experiment.Config):
     def check(self) -> None:
         super().check()
         if self.w_small == 0 and self.w_large == 0:
-            raise UsageError("--w-large 0: must be above 0 where --w-small is 0")
+            raise UsageError("--w-large 0: choose a number above 0 if --w-small is 0")
         if -1 < self.rho < 0:
-            raise UsageError(f"--rho {self.rho}: wanted 0 to 1, or -1 for the default")
+            raise UsageError(f"--rho {self.rho}: choose a number from 0 to 1, or -1, the default")
         if is_solo(self) and self.clients_per_round < self.clients:
-            raise UsageError("--base solo: wants all --clients in each round")
+            raise UsageError("--base solo: choose --clients-per-round equal to --clients")
         if is_solo(self) and self.rounds > self.solo_epochs:
-            raise UsageError("--base solo: wants no more --rounds than --solo-epochs")
+            raise UsageError("--base solo: choose --rounds of at most --solo-epochs")
 
     def reads_rounds(self) -> bool:
         return is_solo(self)
@@ -172,7 +174,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 
 def generate_curriculum(config: Config, fl: common.Federation) -> np.ndarray:
-    """Which of the training samples (n,) are in P1 of the client that holds them."""
+    """Returns which training samples (n,) are in P1 of the client that holds them."""
     x = pixels(fl.data)
     rho = vigilance(config, fl.data)
     P1 = np.zeros(len(x), dtype=bool)
@@ -186,7 +188,7 @@ def generate_curriculum(config: Config, fl: common.Federation) -> np.ndarray:
 
 
 def vigilance(config: Config, data: Data) -> float:
-    """rho: --rho, or a value that gives clusters of 8 to 20 samples.
+    """Returns rho: --rho, or a value that gives clusters of 8 to 20 samples.
 
     It is larger for grey images, because their black backgrounds match.
     """
@@ -197,7 +199,7 @@ def vigilance(config: Config, data: Data) -> float:
 
 
 def pixels(data: Data) -> np.ndarray:
-    """What is clustered, (n, d): the training images as they are, or floats scaled to [0, 1]."""
+    """Returns what is clustered, (n, d): the training images, or floats scaled to [0, 1]."""
     x = data.x_train.flatten(1).cpu().numpy()
     if x.dtype == np.uint8:
         return x
@@ -213,11 +215,11 @@ def cluster_client(
     alpha: float = 0.01,
     beta: float = 1.0,
 ) -> np.ndarray:
-    """The cluster of each of a client's samples (n,), numbered from 0 (Eq. 4).
+    """Returns the cluster of each of a client's samples (n,), numbered from 0 (Eq. 4).
 
-    Each class is clustered separately. y (n,) are the labels, x (n, d) and the numbers are those of
-    `fuzzy_art`. Fuzzy ART meets the samples in a random order, on which the clusters depend;
-    rng is np.random.default_rng(seed).
+    y (n,) are the labels. x (n, d), rho, alpha and beta are as in `fuzzy_art`. Each class is
+    clustered separately. Fuzzy ART meets the samples in a random order, on which the clusters
+    depend. rng is np.random.default_rng(seed).
     """
     clusters = np.zeros(len(y), dtype=int)
     order = rng.permutation(len(y))
@@ -236,12 +238,13 @@ def fuzzy_art(
     """Fuzzy ART with complement coding, in one pass over the rows of x (n, d) (Eqs. 1 to 3).
 
     x      one class of images, flattened: floats in [0, 1], or bytes, where 255 means 1 (exact with
-           beta = 1). Another order of the rows can give other clusters.
+           beta = 1). Another order of the rows can give other clusters
     rho    vigilance, from 0 to 1
-    alpha  above 0; beta from 0 to 1
+    alpha  above 0
+    beta   from 0 to 1
 
-    Returns the cluster of each row (n,), numbered from 0 as they arise, and their templates w
-    (J, 2d), in the units of x. ValueError for another x or rho.
+    Returns the cluster of each row (n,), numbered from 0 in the order of their first samples. Also
+    returns their templates w (J, 2d), in the units of x. Raises ValueError for another x or rho.
     """
     if not isinstance(x, np.ndarray) or x.ndim != 2:
         raise ValueError("fuzzy_art: x must be a NumPy array (n, d): flatten the images")
@@ -281,10 +284,10 @@ def fuzzy_art(
 
 
 def small_clusters(clusters: np.ndarray, quantile: float) -> np.ndarray:
-    """Which samples (n,) are in P1, the clusters of fewer than T samples (Eq. 5); the rest is P2.
+    """Returns which samples (n,) are in P1, the clusters of fewer than T samples (Eq. 5).
 
-    clusters (n,) are those of the samples that share a T. It is this quantile, over the samples, of
-    the size of a sample's cluster: the smallest size that more of them do not exceed.
+    The rest is P2. clusters (n,) holds the cluster of each sample. T is the quantile, over the
+    samples, of the size of a sample's cluster: the smallest size that more of them do not exceed.
     """
     n = len(clusters)
     sizes = np.bincount(clusters)[clusters]
@@ -298,7 +301,7 @@ def small_clusters(clusters: np.ndarray, quantile: float) -> np.ndarray:
 
 
 def draw_batches(config, fl: common.Federation, t: int, clients: np.ndarray) -> list[np.ndarray]:
-    """E epochs over each client's samples, (T_k, B) each."""
+    """Returns batches (T_k, B) for each client: E epochs over its samples."""
     E = local_epochs(config, t)
     batches = []
     for m in clients:
@@ -308,7 +311,7 @@ def draw_batches(config, fl: common.Federation, t: int, clients: np.ndarray) -> 
 
 
 def local_epochs(config: Config, t: int) -> int:
-    """E of round t; SOLO's epochs are spread over the rounds."""
+    """Returns E of round t. SOLO's epochs are spread over the rounds."""
     if not is_solo(config):
         return config.epochs
     before = t * config.solo_epochs // config.rounds
@@ -317,7 +320,7 @@ def local_epochs(config: Config, t: int) -> int:
 
 
 def weigh_clients(config, fl: common.Federation, clients, batches, P1) -> list[np.ndarray]:
-    """The sample weights (T_k, B) of each client's batches, without meaning where a batch is -1."""
+    """Returns sample weights (T_k, B) of each client's batches; no meaning where these are -1."""
     weights = []
     w_small = config.w_small
     w_large = config.w_large
@@ -334,7 +337,7 @@ def weigh_clients(config, fl: common.Federation, clients, batches, P1) -> list[n
 
 
 def weigh_samples(in_P1: np.ndarray, w_small: float, w_large: float) -> np.ndarray:
-    """The weights (n,) of a client's samples: L = w_small L_1 + w_large L_2 (Eq. 8).
+    """Returns the weights (n,) of a client's samples: L = w_small L_1 + w_large L_2 (Eq. 8).
 
     in_P1 (n,) says which samples are in P1. Multiply each sample's cross-entropy by its weight and
     take the mean over a batch. The mean of the weights is 1. If all would be 0, they are 1.
@@ -348,11 +351,13 @@ def weigh_samples(in_P1: np.ndarray, w_small: float, w_large: float) -> np.ndarr
 def weigh_groups(
     in_P1: np.ndarray, is_sample: np.ndarray, w_small: float, w_large: float
 ) -> np.ndarray:
-    """The weights (T, B) of the samples of T batches, if L_1 and L_2 of Eq. 8 are means.
+    """Returns the weights (T, B) of the samples of T batches, if L_1 and L_2 of Eq. 8 are means.
 
-    L_1 is the mean over a batch's samples in P1, L_2 over the others, and L their weighted mean. A
-    batch without one of them has 0 in its place. in_P1 (T, B) says which places of the batches are
-    in P1, is_sample (T, B) which hold a sample. The weights are for a mean over the batch.
+    in_P1      (T, B): which places of the batches are in P1
+    is_sample  (T, B): which places hold a sample
+
+    L_1 is the mean over a batch's samples in P1, and L_2 over the others. L is their weighted mean.
+    If a batch has no sample of one kind, its mean is 0. Use the weights in a mean over the batch.
     """
     B = is_sample.sum(1, keepdims=True)
     n_1 = (is_sample & in_P1).sum(1, keepdims=True)
@@ -365,7 +370,7 @@ def weigh_groups(
 
 
 def augmentation(config, fl: common.Federation, t: int, clients, batches) -> dict:
-    """What fl.train takes to change each image at random; its cluster is that of the original."""
+    """Returns what fl.train takes to change each image at random. Its cluster stays the same."""
     if config.augment == "none":
         return {}
     per_step = {"shift": [], "flip": [], "angle": []}
@@ -378,7 +383,7 @@ def augmentation(config, fl: common.Federation, t: int, clients, batches) -> dic
 
 
 def draw_changes(kind: str, shape: tuple, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random shifts in pixels (T, B, 2), flips (T, B) and angles in radians (T, B)."""
+    """Returns random shifts in pixels (T, B, 2), flips (T, B) and angles in radians (T, B)."""
     shift = rng.integers(-4, 5, (*shape, 2))
     flip = rng.random(shape) < 0.5
     angle = np.zeros(shape)
@@ -388,10 +393,11 @@ def draw_changes(kind: str, shape: tuple, rng: np.random.Generator) -> dict[str,
 
 
 def change_images(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
-    """Each image moved by `shift`, flipped if `flip`, then turned by `angle`, to the nearest pixel.
+    """Moves each image by `shift`, flips it if `flip`, then turns it by `angle`: nearest pixels.
 
-    x (K, n, H, W = H, C) are normalised; black (C,) is what lies beyond their edges. `extra` has
-    entries for full batches, of which a short one takes the first n.
+    x      (K, n, H, W = H, C): normalised images
+    extra  entries for full batches. A short batch takes the first n
+    black  (C,): what lies beyond the edges
     """
     images = (x - black).flatten(0, 1).permute(0, 3, 1, 2)
     n, side = x.shape[1:3]
@@ -413,9 +419,10 @@ def change_images(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
 
 
 def hidden_of_clients(fl: common.Federation, update: common.Update) -> dict:
-    """What the nets of three clients make of test images: hidden `vectors` (3, n, F), n up to 100.
+    """Returns what three clients' models make of test images: hidden `vectors` (3, n, F).
 
-    Ten images of each of ten classes, with their `labels` (n,), and which `clients` these are.
+    There are ten images of each of ten classes, so n is at most 100. Their `labels` (n,) and the
+    numbers of the `clients` are returned, too.
     """
     y = fl.data.y_test.cpu().numpy()
     rng = fl.streams("shown images")
@@ -436,9 +443,9 @@ def hidden_of_clients(fl: common.Federation, update: common.Update) -> dict:
 
 @torch.no_grad()
 def hidden_vectors(model: Model, theta: Tensor, x: Tensor) -> Tensor:
-    """(n, F): the input of the net's last layer, its weights theta (P,), for images x (n, H, W, C).
+    """Returns the input (n, F) of the model's last layer for images x (n, H, W, C) at theta (P,).
 
-    The logits of somebody's own net, whose last layer is not known.
+    The last layer of a user's own model is not known. There it returns the logits.
     """
     net = model.bind(theta[None])
     vectors = []
@@ -449,7 +456,7 @@ def hidden_vectors(model: Model, theta: Tensor, x: Tensor) -> Tensor:
 
 
 def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
-    """tsne*.png: t-SNE of the first trial's hidden vectors, a figure for each setting (Fig. 6)."""
+    """Writes tsne*.png: t-SNE of the first trial's hidden vectors, one per setting (Fig. 6)."""
     import seaborn as sns
     from matplotlib import pyplot
 
@@ -482,7 +489,7 @@ def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
 
 
 def embed(vectors: Tensor, labels: Tensor, clients: list[int]):
-    """t-SNE of each client's hidden vectors (3, n, F): a data frame of x, y, label, client."""
+    """Returns t-SNE of each client's hidden vectors (3, n, F): a table of x, y, label, client."""
     from sklearn.manifold import TSNE
 
     tables = []
@@ -490,7 +497,7 @@ def embed(vectors: Tensor, labels: Tensor, clients: list[int]):
         z = np.nan_to_num(z, posinf=0, neginf=0)
         z = z / max(np.abs(z).max(), 1e-30)
         perplexity = min(30, len(z) / 2)
-        # exact and from random points, which copes with vectors that are all alike
+        # exact and from random points, which copes with vectors that are all equal
         tsne = TSNE(perplexity=perplexity, method="exact", init="random", random_state=0)
         points = pd.DataFrame(tsne.fit_transform(z), columns=["x", "y"])
         tables.append(points.assign(label=labels.cpu().numpy(), client=client))
@@ -499,7 +506,7 @@ def embed(vectors: Tensor, labels: Tensor, clients: list[int]):
 
 # -------------------------------------------------------------------------------- the command line
 
-# Of a flag given twice the last counts.
+# If an option is given twice, the last one counts.
 CIFAR10 = "--dataset cifar10 --model simplecnn --rounds 100 --epochs 10 --augment crop-flip"
 CIFAR100 = "--dataset cifar100 --model resnet18 --rounds 100 --epochs 10 --augment crop-flip-rotate"
 MOON = f"{CIFAR100} --base moon --mu 1"
@@ -523,7 +530,7 @@ PRESETS = {
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     script = experiment.Script(
         config=Config,
         presets=PRESETS,

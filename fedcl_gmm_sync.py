@@ -1,8 +1,8 @@
 """python fedcl_gmm_sync.py --alpha 0.1 --method fedcl fedgen fedavg
 
-Algorithm 1 of "FedCL: Federated Multi-Phase Curriculum Learning to Synchronously Correlate User
-Heterogeneity" (Wang, Guo and Jia, IEEE TAI 2023, https://arxiv.org/abs/2211.07248), and its six
-baselines. plain/fedcl_gmm_sync.py explains FedCL and FedAvg in one file.
+This is FedCL, Algorithm 1 of "FedCL: Federated Multi-Phase Curriculum Learning to Synchronously
+Correlate User Heterogeneity" (Wang, Guo and Jia, IEEE TAI 2023, https://arxiv.org/abs/2211.07248),
+and its six baselines. plain/fedcl_gmm_sync.py explains FedCL and FedAvg in one file.
 
 Clients train on a confidence-aware loss. They send their models and a Gaussian mixture of their
 samples' difficulty scores. The server takes random scores from all mixtures: the pool. It trains a
@@ -14,42 +14,43 @@ Here theta are the weights of the model, omega in the paper. G is the generator,
 
 How this differs from the paper, and why:
 - A phase lasts at most ceil(rounds / Z) rounds, where Z is the number of phases. One check can pass
-  fewer than T M / v of all M clients: at v = 0.7 at most 8, 17 and 5 of 20 for T = 0.3, 0.6 and
-  0.2. So phases with T < v might never end.
+  fewer than T M / v of all M clients. For example, at v = 0.7 and T = 0.6 at most 17 of 20 clients
+  pass. So phases with T < v might never end.
 - Algorithm 1 ends after its last phase. Here all clients train on to the last round, so that all
   methods take as many.
 - S falls, as in Section IV-C: only then has a client that passes one T passed all T before it. The
   default is Table VI's best S, with its v. Table I has another one (--preset table1).
-- The confidence s* (Castells et al., 2020) is the local minimum of Eq. 7, and e where there is
-  none. At the published tau = 10 and lambda = 0.5 it is e for every loss below 9.63. There FedCL's
-  loss is cross-entropy at e times the learning rate.
-- Eq. 21 averages all clients. Here it averages the frozen and those that trained in the round, all
-  with the same weight, and their batch statistics, too. So do the baselines. Only those that
-  trained are checked, where line 20 checks all of M_l, the clients that are not frozen.
+- The confidence s* (Castells et al., 2020) is the local minimum of Eq. 7. It is e where there is no
+  minimum. At the published tau = 10 and lambda = 0.5 it is e for every loss below 9.63. There
+  FedCL's loss is cross-entropy at e times the learning rate.
+- Eq. 21 averages all clients. Here it averages the frozen clients and the clients that trained in
+  the round. All have the same weight, and their batch statistics are averaged, too. So do the
+  baselines. Only clients that trained are checked. Line 20 checks all of M_l, the clients that are
+  not frozen.
 - p(y) and the pool leave out clients that have not trained yet: they have sent nothing. c_k counts
-  the batches of a client's last round (line 10). Eq. 15 counts all of D_k. Batches are full: what
-  is left over of a pass over the samples is left out.
-- The pool beta (line 18) is made before the generator learns (line 17), so that both are of this
+  the batches of a client's last round (line 10). Eq. 15 counts all of D_k. Batches are full: the
+  rest of a pass over the samples is left out.
+- The pool beta (line 18) is made before the generator learns (line 17), so both belong to this
   round. In the first round the generator has learnt nothing, and there are no features.
 - Lines 19 and 21 each sample the mixtures. Here the same scores make the pool and are compared with
   its quantile. The numbers L = 3 and N_k = 320 are ours.
 - G also learns from exp(-mean d_z d_epsilon) with the weight 1. Eq. 18 has no such term. Section
-  V-B mentions a "diversity loss" without a formula; this one is that of FedGen's code. The method
+  V-B mentions a "diversity loss" without a formula. FedGen's code has this one. The method
   fedcl-nodiversity of results/fedcl_gmm_sync/controls.py leaves it out.
-- FedGen is in this paper's form: Eq. 19 with plain cross-entropy, without the KL term and the
-  falling weights of its own code. The generator's constants are those of that code.
+- FedGen is in this paper's form: Eq. 19 with plain cross-entropy. It lacks the KL term and the
+  falling weights of its own code. The generator's constants come from that code.
 - G gets one score for each feature vector, standardised by the pool's mean and std. Nothing in
-  Eq. 18 makes the features that difficult; results/fedcl_gmm_sync/controls.py measures it.
-- The heads of the clients are linear, so their mean logits in Eq. 18 are those of the mean head.
-- FedEnsemble averages logits, where the paper averages "prediction output". Clients that did not
-  train in the round count with the model that was sent. FedDistill's Q is the mean over the clients
-  of the logits that each has sent last.
+  Eq. 18 makes the features that difficult. results/fedcl_gmm_sync/controls.py measures it.
+- The heads of the clients are linear, so the mean head gives their mean logits in Eq. 18.
+- FedEnsemble averages logits. The paper averages "prediction output". Clients that did not train in
+  the round count with the model that was sent. FedDistill's Q is the mean over the clients of the
+  logits that each has sent last.
 - By default the clients hold all of the training set. In the presets they hold half, as in the
   paper. The presets' EMNIST is the letters, as in FedGen. The paper's counts are of emnist-byclass.
   A client of CelebA is one celebrity, which the paper's clients are not.
-- Accuracy is that of the last ten rounds on the whole test set. The paper's code asks each client
-  for all test samples of its labels, pools these over clients, which is the column own_pooled, and
-  averages the five best rounds.
+- Accuracy is the mean of the last ten rounds on the whole test set. The paper's code asks each
+  client for all test samples of its labels, and pools these over clients. This is the column
+  own_pooled. Then it averages the five best rounds.
 """
 
 import functools
@@ -91,7 +92,7 @@ def is_distilling(config) -> bool:
 
 @dataclass
 class Config(experiment.Config):
-    """Common flags with Table I's values (rounds: 200 there), then the algorithm's own.
+    """Common options with Table I's values (rounds: 200 there), then the algorithm's own.
 
     v and the thresholds are Table VI's best.
     """
@@ -121,7 +122,7 @@ class Config(experiment.Config):
     )
     v: float = flag(
         0.7,
-        "a client freezes if more than this fraction of its scores is <= beta_T (1: none does)",
+        "a client freezes if more than this fraction of its scores is <= beta_T (1: never)",
         low=0,
         high=1,
         when=is_fedcl,
@@ -137,7 +138,7 @@ class Config(experiment.Config):
     distill: float = flag(0.1, "weight of FedDistill's term (0: none)", low=0, when=is_distilling)
 
     def __post_init__(self):
-        """FedProx is a base of bases.py, and so is FedDistill, whose clients keep their models."""
+        """Chooses the base. FedProx is one, and with FedDistill clients keep their own models."""
         bases = {"fedprox": "fedprox", "feddistill": "solo"}
         self.base = bases.get(self.method, "fedavg")
 
@@ -170,7 +171,7 @@ class Config(experiment.Config):
 
 
 def split_thresholds(text: str) -> list[float]:
-    """'0.8,0.6,0.2' -> S; UsageError unless its numbers fall, all within (0, 1)."""
+    """Returns S for '0.8,0.6,0.2'. Raises UsageError unless its numbers fall, all within (0, 1)."""
     problem = UsageError(f"--thresholds {text}: must be numbers that fall, between 1 and 0")
     try:
         S = [float(word) for word in text.split(",")]
@@ -211,7 +212,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 
 def begin() -> dict:
-    """What lives from round to round, in addition to the model's weights."""
+    """Returns what one round leaves to the next, in addition to the model's weights."""
     return {
         "phase": 0,  # counted from 0
         "phase_began": 0,  # the round in which it began
@@ -224,16 +225,16 @@ def begin() -> dict:
 
 
 def select_unfrozen(config, fl, t: int, frozen) -> np.ndarray:
-    """The first unfrozen clients in the round's random order, which is also that of fl.select."""
+    """Returns the first unfrozen clients in the round's random order, which fl.select also uses."""
     order = fl.streams("select", t).permutation(config.clients)
     unfrozen = order[~np.isin(order, list(frozen))]
     return np.sort(unfrozen[: config.clients_per_round])
 
 
 def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
-    """Each client's batches (steps, B), all full; -1 where it has fewer than B samples.
+    """Returns each client's full batches (steps, B); -1 where it has fewer than B samples.
 
-    Passes over the client's samples in new orders. What does not fill a batch is left out.
+    Each pass over the client's samples has a new order. Its rest that fills no batch is left out.
     """
     steps = config.local_steps
     B = config.batch_size
@@ -254,7 +255,7 @@ def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
 
 
 def local_objective(config, fl, state: dict, t: int, clients: np.ndarray) -> dict:
-    """What `fl.train` takes to minimise J (Eq. 19): its second part comes once G has learnt."""
+    """Returns what `fl.train` takes to minimise J (Eq. 19). Part two waits until G has learnt."""
     changes = {"lr": config.lr, "loss": functools.partial(loss_of_samples, config)}
     if state["generator"]:
         changes["per_step"] = generate(config, fl, state, t, clients)  # comes as out.extra
@@ -263,15 +264,15 @@ def local_objective(config, fl, state: dict, t: int, clients: np.ndarray) -> dic
 
 
 def loss_of_samples(config, out: training.Output) -> Tensor:
-    """The first part of Eq. 19, (K,): the mean loss of each client's batch."""
+    """Returns the first part of Eq. 19, (K,): the mean loss of each client's batch."""
     losses = loss_of(config, training.sample_losses(out))
     return (out.weight * losses).sum(1)
 
 
 def loss_of_features(config, out: training.Output) -> Tensor:
-    """The second part, (K,): the mean loss of generated features z (K, B, F) with labels y (K, B).
+    """Returns the second part, (K,): the mean loss of generated features z with labels y.
 
-    Only the predictor, the model's head, sees them.
+    z is (K, B, F), and y is (K, B). Only the predictor, the model's head, sees them.
     """
     y = out.extra["y"]
     logits = out.net.head(out.extra["z"])
@@ -280,18 +281,19 @@ def loss_of_features(config, out: training.Output) -> Tensor:
 
 
 def loss_of(config, ce: Tensor) -> Tensor:
-    """The loss of samples with cross-entropy ce: FedCL's, aware of confidence, or ce, FedGen's."""
+    """Returns the loss of samples with cross-entropy ce: FedCL's, or for FedGen ce itself."""
     if is_fedcl(config):
         return confidence_loss(ce, config.tau, config.lam)
     return ce
 
 
 def confidence_loss(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
-    """l_cl (Eq. 7) of samples with cross-entropy ce, of any shape; its derivative in ce is s*.
+    """Returns l_cl (Eq. 7) of samples with cross-entropy ce, of any shape.
 
-    ce has an entry for each sample: take the mean of l_cl, not of ce. lam is above 0. At the
-    paper's tau = 10 and lam = 0.5, l_cl is e (ce - 10) + 0.5 for every ce below 9.63. So it is
-    negative there, and trains as cross-entropy at e times the learning rate.
+    ce has an entry for each sample: take the mean of l_cl, not of ce. lam is above 0. The
+    derivative of l_cl in ce is s*. At the paper's tau = 10 and lam = 0.5, l_cl is e (ce - 10) + 0.5
+    for every ce below 9.63. So it is negative there, and trains as cross-entropy at e times the
+    learning rate.
     """
     s = confidence(ce, tau, lam)
     score = (ce - tau) * s  # Eq. 6
@@ -299,9 +301,9 @@ def confidence_loss(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
 
 
 def confidence(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
-    """s* = exp(-W(b / 2)) with b = (l - tau) / lambda, at which Eq. 7 has a local minimum.
+    """Returns s* = exp(-W(b / 2)) with b = (l - tau) / lambda, the local minimum of Eq. 7.
 
-    e where b < -2 / e: there it has none. No gradient flows through s*.
+    It is e if b < -2 / e, where there is no minimum. No gradient flows through s*.
     """
     least = -2 / math.e
     b = (ce.detach().double() - tau) / lam
@@ -311,7 +313,7 @@ def confidence(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
 
 
 def lambert_w(y: torch.Tensor) -> torch.Tensor:
-    """The w >= -1 with w e^w = y, for y >= -1 / e in float64: Halley's steps."""
+    """Returns the w >= -1 with w e^w = y, for y >= -1 / e in float64, by Halley's steps."""
     p = (2 * (math.e * y + 1)).clamp(min=0).sqrt()
     # where the steps begin
     at_branch_point = -1 + p - p**2 / 3 + p**3 * (11 / 72)
@@ -325,7 +327,7 @@ def lambert_w(y: torch.Tensor) -> torch.Tensor:
 
 
 def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]:
-    """D_k of each client: the mixture of the scores that its own model gives to all its samples."""
+    """Returns D_k of each client: the mixture of its own model's scores of all its samples."""
     clients = update.clients
     shards = [fl.shards[m] for m in clients]
     # one model at a time: shards have different sizes, and padding them costs more
@@ -340,14 +342,14 @@ def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]
 
 
 def difficulty(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
-    """The difficulty scores of samples with cross-entropy ce (Eq. 6)."""
+    """Returns the difficulty scores of samples with cross-entropy ce (Eq. 6)."""
     return (ce - tau) * confidence(ce, tau, lam)
 
 
 def mixture(scores: np.ndarray, seed: int, L: int = 3) -> list[list[float]]:
-    """alpha, mu, sigma^2 of at most L Gaussians for scores (n,), Eq. 12: lists of equal length.
+    """Returns alpha, mu, sigma^2 of at most L Gaussians for scores (n,): equal lists (Eq. 12).
 
-    ValueError if there is no score, or one is not finite.
+    Raises ValueError if there is no score, or one is not finite.
     """
     import warnings
 
@@ -370,7 +372,7 @@ def mixture(scores: np.ndarray, seed: int, L: int = 3) -> list[list[float]]:
 
 
 def count_batch_labels(fl, clients: np.ndarray, batches: list) -> dict[int, list]:
-    """c_k (C,): how many samples of each class were in a client's batches."""
+    """Returns c_k (C,): how many samples of each class were in a client's batches."""
     counts = {}
     for m, schedule in zip(clients, batches, strict=True):
         labels = fl.labels[schedule[schedule >= 0]]
@@ -379,7 +381,7 @@ def count_batch_labels(fl, clients: np.ndarray, batches: list) -> dict[int, list
 
 
 def traffic(config, fl, state: dict, update: training.Update) -> dict:
-    """The round's megabytes. In addition to models: G, p(y), all mixtures down; c_k and D_k up."""
+    """Returns the round's megabytes. Besides models, G, p(y) and mixtures go down; c_k, D_k up."""
     C = fl.data.classes
     received = 0
     if state["generator"]:  # the clients get beta as its mixtures, and the seed of the scores
@@ -391,7 +393,7 @@ def traffic(config, fl, state: dict, update: training.Update) -> dict:
 
 
 def average(frozen: dict[int, Tensor], update: training.Update) -> Tensor:
-    """The mean (P,) of the frozen clients' weights and of those of this round (Eq. 21).
+    """Returns the mean (P,) of the frozen clients' weights and of this round's weights (Eq. 21).
 
     `fl.aggregate` would weigh by samples, and knows no frozen clients.
     """
@@ -399,7 +401,7 @@ def average(frozen: dict[int, Tensor], update: training.Update) -> Tensor:
 
 
 def sample_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
-    """N_k (DRAWS,): the server's random scores from the latest mixture of every client."""
+    """Returns N_k (320,): the server's random scores from the latest mixture of every client."""
     scores = {}
     for m in sorted(mixtures):
         scores[m] = draw_scores(mixtures[m], DRAWS, fl.streams("pool", t, m))
@@ -407,7 +409,7 @@ def sample_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
 
 
 def draw_scores(mixture: list, n: int, rng: np.random.Generator) -> np.ndarray:
-    """n random scores from the Gaussian mixture (alpha, mu, sigma^2).
+    """Returns n random scores from the Gaussian mixture (alpha, mu, sigma^2).
 
     rng is np.random.default_rng(seed).
     """
@@ -417,7 +419,7 @@ def draw_scores(mixture: list, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def pool_scores(scores: dict[int, np.ndarray]) -> list[float]:
-    """The scores of all clients, sorted."""
+    """Returns the scores of all clients, sorted."""
     return np.sort(np.concatenate(list(scores.values()))).tolist()
 
 
@@ -455,9 +457,9 @@ def synchronise(
 
 
 def quantile(pool: list[float], T: float) -> float:
-    """beta_T of the sorted pool (n,): the first score up to which at least a fraction T lies.
+    """Returns beta_T of the sorted pool (n,): the T-quantile.
 
-    It is element ceil(T n), counted from 1.
+    At least a fraction T of the pool is at most beta_T. It is element ceil(T n), counted from 1.
     """
     n = len(pool)
     fractions = np.arange(1, n + 1) / n
@@ -465,10 +467,10 @@ def quantile(pool: list[float], T: float) -> float:
 
 
 def end_of_phase(frozen: int, M: int, quorum: float, rounds_taken: int, limit: float) -> str:
-    """Why a phase ends after this round: "natural" or "forced"; "" if it does not.
+    """Says why a phase ends after this round: "natural" or "forced"; "" if it does not end.
 
-    It ends if the fraction `quorum` of the M clients is frozen (all in line 3, where M_l is empty),
-    or else after `limit` rounds.
+    It ends if the fraction `quorum` of the M clients is frozen. In line 3 these are all clients, so
+    M_l is empty. Otherwise it ends after `limit` rounds.
     """
     if frozen / M >= quorum:
         return "natural"
@@ -481,13 +483,13 @@ def end_of_phase(frozen: int, M: int, quorum: float, rounds_taken: int, limit: f
 
 
 def build_generator(config, fl, state: dict) -> nn.Sequential:
-    """z = G(epsilon, one-hot y, difficulty), with the weights in the state or else initial ones."""
+    """Builds z = G(epsilon, one-hot y, difficulty) with the state's weights, or initial ones."""
     hidden = config.generator_hidden
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fl.streams.seed("generator"))
         first = nn.Linear(NOISE + fl.data.classes + 1, hidden)
         last = nn.Linear(hidden, fl.model.skeleton.head.in_features)  # F
-    if not is_fedcl(config):  # drop those of the last input, difficulty; the rest is as FedCL's
+    if not is_fedcl(config):  # drop the weights of the last input, difficulty
         first.weight = nn.Parameter(first.weight[:, :-1].detach().clone())
     G = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), last)
     G = G.to(fl.model.device, fl.model.dtype)
@@ -497,7 +499,7 @@ def build_generator(config, fl, state: dict) -> nn.Sequential:
 
 
 def draw_conditions(config, fl, state: dict, shape: tuple, purpose: str, *key) -> tuple:
-    """Random labels y of this shape and G's input for them, on the model's device."""
+    """Returns random labels y of this shape and G's input for them, on the model's device."""
     counts = np.sum(list(state["label_counts"].values()), axis=0)
     pool = np.array(state["pool"])  # FedGen has none
     rngs = [fl.streams(f"{purpose} {part}", *key) for part in ("label", "noise", "difficulty")]
@@ -509,11 +511,11 @@ def draw_conditions(config, fl, state: dict, shape: tuple, purpose: str, *key) -
 def sample_conditions(
     counts: np.ndarray, pool: np.ndarray, shape: tuple, rng_y, rng_epsilon, rng_score
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Random labels y ~ p(y) of this shape, and G's input for them: epsilon, one-hot y, a score.
+    """Returns random labels y ~ p(y) of this shape, and G's input: epsilon, one-hot y, a score.
 
-    counts (C,)  how many samples of each class were in the clients' batches
-    pool (n,)    the scores; empty where G gets none
-    rng_...      NumPy's random generators: methods share labels and noise
+    counts   (C,): how many samples of each class were in the clients' batches
+    pool     (n,): the scores. It is empty if G gets none
+    rng_...  NumPy's random generators. All methods use the same labels and noise
 
     The input is (*shape, NOISE + C + 1), or one less without a score.
     """
@@ -529,7 +531,7 @@ def sample_conditions(
 
 @torch.no_grad()
 def generate(config, fl, state: dict, t: int, clients: np.ndarray) -> dict[str, list]:
-    """Each client's features z (steps, B, F) and labels y (steps, B)."""
+    """Returns each client's features z (steps, B, F) and labels y (steps, B)."""
     G = build_generator(config, fl, state).eval()
     shape = (config.local_steps, config.batch_size)
     features = []
@@ -568,7 +570,7 @@ def teach(config, fl, state: dict, t: int, diversity: float = 1.0) -> dict:
 
 
 def similarity(z: Tensor, epsilon: Tensor) -> Tensor:
-    """exp(-mean_ij d_z d_epsilon) of features z (n, F) made from noise epsilon (n, NOISE).
+    """Returns exp(-mean_ij d_z d_epsilon) of features z (n, F) from noise epsilon (n, NOISE).
 
     It is 1 where all z are equal. d_z is the mean |z_i - z_j|, d_epsilon the mean square.
     """
@@ -584,7 +586,7 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
     """FedAvg and five methods that change one thing of it.
 
     FedProx has a base with a further term. FedEnsemble is tested as an ensemble. FedDistill's
-    clients share mean logits and keep their models, FedDistill+ averages the models, too.
+    clients send mean logits and keep their models. FedDistill+ averages the models, too.
     """
     state = fl.start() | {"logits": {}}  # m -> FedDistill's mean logits (C, C)
     for t in run.rounds(state):
@@ -613,7 +615,7 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
 
 
 def distillation(weight: float, Q: Tensor, out: training.Output) -> Tensor:
-    """weight KL(softmax(Q[y]) || p), (K,); Q (C, C), nan for a label that nobody has shared."""
+    """Returns weight KL(softmax(Q[y]) || p), (K,). Q (C, C) is nan for a label nobody has sent."""
     q = Q[out.y]
     is_shared = ~q.isnan().any(-1)
     log_q = q.nan_to_num().log_softmax(-1)
@@ -623,7 +625,7 @@ def distillation(weight: float, Q: Tensor, out: training.Output) -> Tensor:
 
 
 def mean_logits(config, fl, update: training.Update) -> dict[int, Tensor]:
-    """Each client's mean logits of every label that it holds (C, C); nan for the others."""
+    """Returns each client's mean logits of every label that it holds (C, C); nan for the others."""
     shards = [fl.shards[m] for m in update.clients]
     x = fl.data.images("train", fl.model.dtype)
     thetas = update.gather_thetas()
@@ -639,7 +641,7 @@ class Ensemble(common.Federation):
     """A federation in which FedEnsemble tests all models as one: the mean of their logits."""
 
     def predict(self, state: dict):
-        """The logits (n, C) of every model that is tested."""
+        """Returns the logits (n, C) of every model that is tested."""
         if "ensemble" not in state:
             return super().predict(state)
         models = state["ensemble"]
@@ -654,7 +656,7 @@ class Ensemble(common.Federation):
 
 
 def plot(df, folder: Path) -> None:
-    """Prints Table III and writes table3.csv; draws phases.png."""
+    """Prints Table III and writes table3.csv and phases.png."""
     table = rounds_to_fedavg(df)
     table.to_csv(folder / "table3.csv")
     if len(table):
@@ -666,7 +668,7 @@ def plot(df, folder: Path) -> None:
 
 
 def rounds_to_fedavg(df):
-    """Of runs that reach FedAvg's final accuracy: the first tested round there, and its uploads."""
+    """Returns the first tested round at FedAvg's final accuracy, and its uploads, of each run."""
     trial = ["setting", "trial"]
     tested = df.dropna(subset="accuracy")
     goal = tested[tested.method == "fedavg"].groupby(trial).accuracy.last()
@@ -697,7 +699,7 @@ PRESETS = {  # command lines, each perhaps with a remark for --list-presets
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     script = experiment.Script(
         config=Config,
         presets=PRESETS,
