@@ -862,6 +862,17 @@ def test_the_checksum_of_a_users_file_changes_with_its_source(tmp_path, monkeypa
         data.source_checksum("gone.py:net")
 
 
+def test_the_checksum_covers_imports_from_folders_without_init(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules" / "inner").mkdir(parents=True)
+    (tmp_path / "mine.py").write_text("from rules.inner.one import f")
+    checksums = set()
+    for text in ("f = 1", "f = 2"):
+        (tmp_path / "rules/inner/one.py").write_text(text)
+        checksums.add(data.source_checksum("mine.py:f"))
+    assert len(checksums) == 2
+
+
 def test_first_line_of_an_error():
     assert data.first_line(ValueError("one\ntwo")) == "one"
     assert data.first_line(ValueError()) == "ValueError"

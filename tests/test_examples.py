@@ -120,6 +120,10 @@ def test_a_table_with_string_labels(folder):
     learns(found["data"], model="mine.py:Net")
     assert found["classes"].tolist() == kinds.tolist()
     assert np.allclose(found["data"].x_train, x[20:])
+    data = load_data("flowers.npz")
+    assert np.allclose(data.x_train, x[20:])
+    (folder / "net.py").write_text(RECIPES[3])
+    learns(data, model="net.py:MyNet")
 
 
 def test_a_time_series_with_natural_clients(folder):
@@ -130,7 +134,7 @@ def test_a_time_series_with_natural_clients(folder):
     np.savetxt("subject.txt", person, fmt="%d")
     np.savetxt("activity.txt", activity, fmt="%d")
     np.save("windows.npy", x.astype(np.float32))
-    recipe(3)
+    recipe(4)
     data = load_data("har.npz")
     (folder / "mine.py").write_text(LINEAR)
     learns(data, model="mine.py:Net", clients=24, partition="natural", lr=0.01)
@@ -158,7 +162,7 @@ def test_a_net_of_ones_own_has_features_and_a_head(folder):
 def test_pretrained_and_frozen_weights(folder):
     """What the file holds is where training begins; frozen weights stay."""
     (folder / "mine.py").write_text(RECIPES[4])
-    names = recipe(4)
+    names = recipe(5)
     digits = load_data("digits")
     weights = names["small"](1, 28, 10).state_dict()
     del weights["head.weight"]  # of another number of classes: left to chance

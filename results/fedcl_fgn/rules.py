@@ -2,7 +2,8 @@
 
 A rule is a function (fl, state, t, n) -> Draw of n clients in round t. state["turns"] holds what
 `remember` noted of every client's turns, state["uploads"] how many uploads are spent. Rules of
-other papers are biased on purpose: no weights make up for it.
+other papers are biased on purpose: no weights make up for it. A rule may keep keys of its own in
+state, for the next rounds. Their values are tensors or plain Python.
 """
 
 from collections.abc import Callable
