@@ -131,7 +131,7 @@ class Interval:
         has_zero = self.low <= 0 <= self.high
         if not has_published:
             return "excludes it"
-        return "too wide" if has_zero and published != 0 else "agrees"
+        return "too wide" if has_zero else "agrees"
 
     def p_within(self, margin: float) -> float:
         """p of two one-sided t-tests: small if the mean lies between -margin and margin."""
