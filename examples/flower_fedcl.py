@@ -1,10 +1,10 @@
-"""FedCL in Flower, which runs `server` and `client` below: see examples/README.md.
+"""FedCL in Flower, which runs `server` and `client` below. See examples/README.md.
 
 The Strategy selects more clients while FGN, the federated gradient norm, grows
 (fedcl_fgn.py). The client trains on its easy samples first (fedavg_curriculum.py).
 
-Written for the Message API of flwr 1.42. Flower averages by "num-examples", so the clients' FGN is
-averaged as in the paper. It selects clients with Python's `random`: seed it for equal runs.
+This is written for the Message API of flwr 1.42. Flower averages by "num-examples", so the clients'
+FGN is averaged as in the paper. It selects clients with Python's `random`: seed it for equal runs.
 """
 
 import math
@@ -27,9 +27,11 @@ EPOCHS, B, ETA = 2, 10, 0.05
 
 
 class FedCL(FedAvg):
-    """FedAvg whose number of clients follows the critical learning periods.
+    """FedAvg with a number of clients that follows the critical learning periods.
 
-    n_0  clients of the first round; M  all clients; delta  growth of FGN that is critical
+    n_0    clients of the first round
+    M      all clients
+    delta  growth of FGN that is critical
     """
 
     def __init__(self, n_0: int, M: int, delta: float = 0.01):
@@ -61,7 +63,7 @@ def make_net() -> nn.Module:
 
 
 def load_client(m: int, M: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples and labels of client m of M. All clients make the same partition."""
+    """Returns samples and labels of client m of M. All clients make the same partition."""
     digits = load_data("digits")
     labels = digits.y_train.numpy()
     shards = partition("dirichlet", labels, M, 0.5, np.random.default_rng(0), min_size=2)
@@ -73,7 +75,7 @@ client = ClientApp()
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """Local SGD from the received weights, easy samples first; replies with weights and FGN."""
+    """Local SGD from the received weights, easy samples first. Replies with weights and FGN."""
     m = context.node_config["partition-id"]
     x, y = load_client(m, context.node_config["num-partitions"])
     net = make_net()
@@ -105,12 +107,12 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Federated training; options come from pyproject.toml, [tool.flwr.app.config]."""
+    """Federated training. Options come from pyproject.toml, [tool.flwr.app.config]."""
     federate(grid, context.run_config)
 
 
 def federate(grid: Grid, run_config: dict) -> Result:
-    """What Flower's strategy returns: weights, and the metrics of every round."""
+    """Returns what Flower's strategy returns: weights, and the metrics of every round."""
     options = {"n-0": 4, "clients": 16, "rounds": 10} | run_config
     torch.manual_seed(0)
     digits = load_data("digits")

@@ -1,7 +1,7 @@
 """python -m examples.own_everything --method small large --rounds 5
 
-An experiment in which everything is one's own: data, net, base, selection, partition, schedule and
-metric. Each part is independent of the others; leave out what you do not need.
+In this experiment everything is your own: data, model, base, selection, partition, schedule and
+metric. Each part is independent of the others. Leave out what you do not need.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def read_blobs(root) -> list:
 
 DATASETS["blobs"] = Source(read_blobs)
 
-# ------------------------------------------------------------------------------------------ own net
+# ---------------------------------------------------------------------------------------- own model
 
 
 def make_net(channels, side, classes) -> Net:
@@ -52,19 +52,19 @@ class Slow(FedAvg):
 
 class Federation(common.Federation):
     def deal(self) -> list[np.ndarray]:
-        """A fixed list of index arrays: client m holds every M-th sample in the order of labels."""
+        """Fixed index arrays: client m holds every M-th sample in the order of labels."""
         M = self.config.clients
         order = np.argsort(self.labels, kind="stable")
         return [np.sort(part) for part in np.array_split(order, M)]
 
     def largest_loss(self, state, t: int, n: int, sign: int) -> np.ndarray:
-        """Of 2 n random clients the n with the smallest or largest loss under the global net."""
+        """Selects n of 2 n random clients: the smallest or largest loss of the global model."""
         candidates = self.select(t, 2 * n)
         losses = [sign * loss.mean() for loss, _ in self.score(state["theta"], candidates)]
         return np.sort(candidates[np.argsort(losses)[:n]])
 
     def test(self, state) -> dict[str, float]:
-        """Also the recall of the worst class; another column of metrics.csv."""
+        """Adds the recall of the worst class, another column of metrics.csv."""
         columns = super().test(state)
         [logits] = self.predict(state)
         y = self.data.y_test
@@ -81,7 +81,7 @@ METHODS = ("small", "large")
 
 @dataclass
 class Config(experiment.Config):
-    """Common options with other defaults, then one's own."""
+    """Common options with other defaults, then your own."""
 
     dataset: str = "blobs"
     model: str = f"{__file__}:make_net"
@@ -96,7 +96,7 @@ class Config(experiment.Config):
 
 
 def schedule(fl: Federation, t: int, m: int) -> np.ndarray:
-    """Client m's batches (T, B): sorted by label, in the first half of the rounds."""
+    """Returns client m's batches (T, B): sorted by label, in the first half of the rounds."""
     rng = fl.streams("batches", t, m)
     shard = rng.permutation(fl.shards[m])
     if t < fl.config.rounds // 2:

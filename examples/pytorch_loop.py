@@ -1,7 +1,7 @@
 """python -m examples.pytorch_loop
 
-An ordinary FedAvg loop in PyTorch, with three of the methods as switches. The numbers in comments
-say which lines belong to which method; without them the loop is plain FedAvg.
+This is an ordinary FedAvg loop in PyTorch, with three of the methods as switches. The numbers in
+comments say which lines belong to which method. Without them the loop is plain FedAvg.
 
 1. "samples": a client trains on its easy samples first (fedavg_curriculum.py)
 2. "clients": more clients take part while the gradient norm grows (fedcl_fgn.py)
@@ -28,12 +28,12 @@ EPOCHS, B, ETA = 2, 10, 0.05
 
 
 def train_client(net, x, y, weights, rng, methods) -> float:
-    """Local SGD on `net`, in place; returns the mean of ||gradient||^2 over its steps."""
+    """Trains the model in place by SGD. Returns the mean of ||gradient||^2 over its steps."""
     n = len(y)
     T = EPOCHS * math.ceil(n / B)
     difficulty = np.zeros(n)
     admitted = n
-    if "samples" in methods:  # 1: small losses under the received net are easy
+    if "samples" in methods:  # 1: small losses of the received model are easy
         with torch.no_grad():
             difficulty = F.cross_entropy(net(x), y, reduction="none").numpy()
 
@@ -53,14 +53,14 @@ def train_client(net, x, y, weights, rng, methods) -> float:
 
 
 def weigh(x, y, rng) -> torch.Tensor:
-    """3: a client's weights (n,): pixels as floats in [0, 1] are clustered, class by class."""
+    """3: a client's weights (n,). Pixels as floats in [0, 1] are clustered, class by class."""
     clusters = cluster_client(x.flatten(1).numpy(), y.numpy(), rng, rho=0.6)
     in_P1 = small_clusters(clusters, quantile=0.5)
     return torch.from_numpy(weigh_samples(in_P1, w_small=0.5, w_large=1.0)).float()
 
 
 def federate(methods=(), rounds=20, seed=0) -> tuple[list[float], list[int]]:
-    """FedAvg on scikit-learn's digits: the test accuracy and number of clients of every round."""
+    """FedAvg on scikit-learn's digits. Returns test accuracy and clients of every round."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     digits = load_data("digits")

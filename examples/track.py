@@ -1,9 +1,10 @@
 """python -m examples.track --rounds 20 --trials 1
 
-fedcl_fgn.py, with every round written to TensorBoard as it ends: tensorboard --logdir runs
+This is fedcl_fgn.py, with every round written to TensorBoard as it ends. To see it:
+tensorboard --logdir runs
 
 `track` is a function of a module, so it works in the processes of --jobs, too. If it fails, the
-run says so in one line and trains on. A resumed run tracks its further rounds.
+run says so in one line and continues. A resumed run tracks its further rounds.
 """
 
 import functools
@@ -17,15 +18,15 @@ import fedcl_fgn
 
 @functools.cache
 def writer(folder: str) -> SummaryWriter:
-    """One for each run in a process."""
+    """Returns the writer of a run: one for each run in a process."""
     return SummaryWriter(folder)
 
 
 def track(run: experiment.Run, row: dict) -> None:
     """Writes the numbers of a row of metrics.csv under their columns' names, by round.
 
-    Weights & Biases: wandb.init(name=folder, reinit="create_new") in place of SummaryWriter,
-    .log(numbers, step=row["round"]) in place of the loop. MLflow: mlflow.start_run(run_name=folder)
+    Weights & Biases: wandb.init(name=folder, reinit="create_new") replaces SummaryWriter, and
+    .log(numbers, step=row["round"]) replaces the loop. MLflow: mlflow.start_run(run_name=folder)
     and mlflow.log_metrics(numbers, step=row["round"]).
     """
     name = re.sub(r"[^\w.=-]+", "-", str(run))

@@ -1,7 +1,12 @@
 """The command line of a script: plan all runs, train them where there is room, report.
 
-Exit status, each with one line: 2 a mistake of the caller, 3 an update that is not finite, 5 a file
-that cannot be written, too little memory or a process that is gone, 130 Ctrl-C, 143 SIGTERM.
+An error ends a command with one line and an exit status:
+
+- 2: a mistake of the caller
+- 3: an update that is not finite
+- 5: a file that cannot be written, too little memory, or a process that is gone
+- 130: Ctrl-C
+- 143: SIGTERM
 """
 
 import contextlib
@@ -53,10 +58,10 @@ from .terminal import Progress, patient_output, say
 def main(script: Script, argv: list[str] | None = None) -> None:
     """Runs a script's command line: `main(Script(federate=.., compare=.., config=Config, ..))`.
 
-    argv  the words after the script's name; those of this process if it is not given
+    argv  the words after the script's name. By default they come from this process
 
-    It can be called in a thread, in a notebook, and more than once. It raises SystemExit where a
-    command would end with an exit status (see above); otherwise it returns when all results are
+    It can be called in a thread, in a notebook, and more than once. It raises SystemExit if a
+    command would end with an exit status (see above). Otherwise it returns when all results are
     written.
     """
     if is_starting():  # the script has no main guard
@@ -84,15 +89,15 @@ def main(script: Script, argv: list[str] | None = None) -> None:
 
 
 def refuse_strangers() -> None:
-    """Raises UsageError where a module of ours is another one, which was found before it."""
+    """Raises UsageError if another module was found before one of our modules."""
     for path in Path(ROOT).glob("*.py"):
         found = getattr(sys.modules.get(path.stem), "__file__", None) or str(path)
         if not os.path.samefile(found, path):
-            raise UsageError(f"{found} is imported in place of our {path.name}: rename it")
+            raise UsageError(f"{found} is imported instead of our {path.name}: rename it")
 
 
 def explain(error: Exception) -> tuple[int, str]:
-    """The exit status of an expected error, and its line. Raises another one again."""
+    """Returns the exit status of an expected error, and its line. Raises any other error again."""
     if isinstance(error, UsageError):
         return 2, str(error)
     if isinstance(error, NonFiniteError):
@@ -108,7 +113,7 @@ def explain(error: Exception) -> tuple[int, str]:
 
 
 def stop(status: int, line: str, trains_alone=False) -> None:
-    """Ends this process. torchrun ends all ranks with the first: let it be the one that speaks.
+    """Ends this process. torchrun ends all ranks with the first, so this one should speak.
 
     trains_alone  whether no other rank meets the same error
     """
@@ -121,7 +126,7 @@ def stop(status: int, line: str, trains_alone=False) -> None:
 
 
 def resume_hint(script: Script) -> str:
-    """Where --resume continues, once there is something."""
+    """Says where --resume continues, once there is something."""
     if script.folder is None or not os.path.exists(script.folder / "checkpoints"):
         return ""  # exists is False for an impossible name, too
     return f"; --resume continues in {script.folder}"
@@ -161,13 +166,13 @@ def conduct(script: Script, configs: list[Config], command: str) -> None:
 
 
 def name_of(script: Script) -> str:
-    """How the script's folder of runs is called."""
+    """Returns the name of the script's folder of runs."""
     file = getattr(sys.modules[script.config.__module__], "__file__", None) or "notebook"
     return Path(file).stem
 
 
 def commit() -> str | None:
-    """The commit of this folder, "-dirty" where files differ from it; None without git."""
+    """Returns the commit of this folder, "-dirty" if files differ from it; None without git."""
     words = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
@@ -176,9 +181,9 @@ def commit() -> str | None:
 
 
 def count_labels(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
-    """How many samples of each class every client has in a setting's first run, (M, C).
+    """Returns the samples of each class that every client has in a setting's first run, (M, C).
 
-    Building what will be trained raises UsageError where data, model and partition do not fit.
+    This builds what will be trained. Raises UsageError if data, model and partition do not fit.
     """
     counts = {}
     for setting, runs in settings.items():
@@ -237,7 +242,7 @@ def train_all(runs: list[Run], pool: Workers | None, store) -> None:
 
 
 def train_in_workers(runs: list[Run], pool: Workers, progress: Progress) -> None:
-    """Those that use another run's result come after all others."""
+    """Trains runs in workers. Those that use another run's result come after all others."""
     for waits in (False, True):
         group = [run for run in runs if run.waits == waits]
         tasks = [task_of(run) for run in group]
@@ -249,7 +254,7 @@ def train_in_workers(runs: list[Run], pool: Workers, progress: Progress) -> None
 
 
 def task_of(run: Run) -> tuple:
-    """What a worker needs in order to make and train this run."""
+    """Returns what a worker needs to make and train this run."""
     script = dataclasses.replace(run.script, plot=None, draw=None, presets={}, doc="")
     return train_in_worker, script, run.config, run.trial
 
@@ -259,7 +264,7 @@ def train_in_worker(script: Script, config: Config, trial: int) -> dict:
 
 
 def train_in_ranks(runs: list[Run], store, progress: Progress) -> None:
-    """Each rank takes the next free run until none is left. Rank 0 then waits for the others'."""
+    """Each rank takes the next free run until none is left. Rank 0 then waits for the others."""
     mine = []
     while (place := store.add("taken", 1) - 1) < len(runs):
         run = runs[place]
@@ -285,7 +290,7 @@ def wait_for(store, file: str) -> None:
 
 
 def count_processes(runs: list[Run]) -> int:
-    """--jobs, by default one for each --threads cores, or GPU; at most one for each run."""
+    """Returns --jobs, by default one for each --threads cores, or GPU; at most one for each run."""
     config = runs[0].config
     if ranks() > 1:
         return 1
@@ -296,7 +301,7 @@ def count_processes(runs: list[Run]) -> int:
 
 
 def workers(runs: list[Run]):
-    """Workers for these runs, or no worker where this process trains them itself."""
+    """Starts workers for these runs, or none if this process trains them itself."""
     count = count_processes(runs)
     if count > 1 and (fault := unknown_to_workers(task_of(runs[0]))):
         say(f"runs go one after another in this process: {fault}")
@@ -307,7 +312,7 @@ def workers(runs: list[Run]):
 
 
 def unknown_to_workers(task: tuple) -> str:
-    """Why a worker could not import what this task names; nothing if it can."""
+    """Says why a worker could not import what this task names; nothing if it can."""
     try:
         names = pickle.dumps(task)
     except Exception as error:  # a lambda, a function in another one
@@ -317,5 +322,5 @@ def unknown_to_workers(task: tuple) -> str:
         return "workers cannot import a program without a file, such as a notebook"
     if sys.version_info < (3, 11):  # there a new process searches the current folder first
         for name in {path.stem for path in Path().iterdir()} & sys.stdlib_module_names:
-            return f"in this folder, workers would import {name} in place of Python's own"
+            return f"in this folder, workers would import {name} instead of Python's own"
     return ""

@@ -1,4 +1,4 @@
-"""A command's folder: whose it is, its checkpoints, and its results, each written aside first.
+"""A command's folder: its owner, its checkpoints, and its results. Files are written aside first.
 
 A kill leaves the old file or the new one. What is read is checked.
 """
@@ -24,7 +24,7 @@ from .terminal import say
 
 
 def save(path: Path, fingerprint: dict, content) -> None:
-    """Writes a checkpoint. Raises OSError where it cannot be written.
+    """Writes a checkpoint. Raises OSError if it cannot be written.
 
     fingerprint  {name: value} of all that the content depends on
     """
@@ -78,7 +78,7 @@ def read(path: Path, device: str) -> dict:
 
 
 def differences(before: dict, now: dict) -> list[str]:
-    """What changed, with both values."""
+    """Says what changed, with both values."""
     found = []
     for name in before | now:
         if before.get(name) != now.get(name):
@@ -90,7 +90,7 @@ def differences(before: dict, now: dict) -> list[str]:
 
 
 def choose_folder(config, script: str) -> Path:
-    """--out, or runs/<script>/001, 002, ..: a new one, with --resume the last one."""
+    """Returns --out, or runs/<script>/001, 002, ..: a new one, or with --resume the last one."""
     if config.out:
         return Path(config.out)
     top = Path("runs") / script
@@ -133,11 +133,11 @@ RESULTS = ("metrics.csv", "summary.json", "checkpoints/*-trial*.pt")
 
 
 def claim(folder: Path, runs: list, resume: bool) -> None:
-    """The folder becomes this command's, if it holds no results, or --resume says so.
+    """Makes the folder this command's, if it holds no results, or --resume says so.
 
-    A resumed sweep may have more values than before, or fewer, or other methods. But where runs of
-    a method and trial are there, one of them must be the command's, too. UsageError otherwise: it
-    names what differs from the most similar one.
+    A resumed sweep may have more values than before, or fewer, or other methods. But if runs of a
+    method and trial are there, one of them must be the command's, too. Otherwise this raises
+    UsageError. It names what differs from the most similar run.
     """
     for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
         half.unlink()
@@ -159,7 +159,7 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
 def written_aside(folder: Path, names: Iterable[str] = ()):
     """Yields an empty folder. At the end of the block its files move to `folder`.
 
-    names  if one of these was not written, the one in `folder` is an older command's: it is deleted
+    names  if one of these was not written, the one in `folder` is old, and is deleted
     """
     with tempfile.TemporaryDirectory(prefix=".results-", dir=folder) as half:
         yield Path(half)

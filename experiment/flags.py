@@ -34,9 +34,9 @@ def flag(
     low, high  limits. Both are allowed values. Only high=math.inf admits infinity.
     above      a limit that is not allowed itself
     choices    the allowed values, if there are few
-    role       what the option decides besides a method's training. "central": training on all data
-               uses it, too. "dealing": it decides which client holds which samples. "length": it
-               says how far a run goes. "free": it changes no result.
+    role       what the option decides in addition to a method's training. "central": training on
+               all data uses it, too. "dealing": it decides which client holds which samples.
+               "length": it says how far a run goes. "free": it changes no result.
     when       config -> bool: whether this config's method uses the option. A method that does not
                is trained once, however many values are compared.
 
@@ -206,7 +206,7 @@ KINDS = {
 
 
 def fault_of(value, about: dict) -> str:
-    """What to choose in place of this value; nothing if it is allowed."""
+    """Returns what to choose instead of this value; nothing if it is allowed."""
     wanted, words = KINDS[about["kind"]]
     choices = about["choices"]
     if choices and value not in choices:
@@ -234,7 +234,7 @@ def fault_of(value, about: dict) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says a mistake in one line, as for all of a caller's mistakes."""
+    """Says a mistake in one line, as for all mistakes of a caller."""
 
     def error(self, message: str):
         raise UsageError(message.removeprefix("argument "))
@@ -280,7 +280,7 @@ def refuse_old_words(config_class, argv: list[str]) -> None:
 
 
 def make_parser(config_class, presets: dict, example: str) -> Parser:
-    """The parser of a script's options: its own first, then those of every script."""
+    """Returns the parser of a script's options: its own first, then the options of every script."""
     parser = Parser(
         usage="%(prog)s [--preset NAME] [--OPTION VALUE ..]   (several values are a sweep)",
         description=example,
@@ -319,7 +319,7 @@ def add_option(group, config_class, name: str) -> None:
 
 
 def convert(about: dict, word: str):
-    """A word of the command line as a value of the option's type, inside its limits."""
+    """Returns a word of the command line as a value of the option's type, inside its limits."""
     try:
         value = about["kind"](word)
     except ValueError:

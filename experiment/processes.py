@@ -49,7 +49,7 @@ def sigterm_as_ctrl_c():
 
 
 def keep_heap() -> None:
-    """Keeps large buffers in the heap: to hand pages back costs up to a third of a step's time."""
+    """Keeps large buffers in the heap: giving pages back costs up to a third of a step's time."""
     gc.freeze()  # nor need the collector walk through torch's own objects: 3 % of a round
     if sys.platform == "linux":
         M_TRIM_THRESHOLD = -1
@@ -67,7 +67,7 @@ def trim_heap() -> None:
 
 @functools.cache
 def gpu_fault() -> str:
-    """Why no kernel runs on a GPU here (none, too old, full); nothing if one does.
+    """Says why no kernel runs on a GPU here (none, too old, full); nothing if one does.
 
     A rank of torchrun takes the GPU of its own number.
     """
@@ -85,7 +85,7 @@ GPU_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
 
 
 def take_gpu(number: int) -> None:
-    """From now on "cuda" means this GPU. Those that come after the last one begin again."""
+    """From now on "cuda" means this GPU. Numbers beyond the last GPU begin again."""
     torch.cuda.set_device(number % torch.cuda.device_count())
 
 
@@ -97,8 +97,8 @@ FAILED_START = 70  # exit status of a worker that would run the whole script onc
 class Workers:
     """Processes that carry out tasks for this one, and end with it.
 
-    They begin to import now, while this process goes on. They find modules where it found its own:
-    never in the current folder, where another checkout may lie.
+    They begin to import now, while this process continues. They find modules where it found its
+    own, and never in the current folder: another checkout may lie there.
     """
 
     def __init__(self, count: int, on_gpu: bool):
@@ -151,7 +151,7 @@ class Workers:
                     yield places.pop(pipe), content
 
     def talk(self, pipe, how: Callable, *content):
-        """how(*content), or what a user should know about a worker that is gone."""
+        """Returns how(*content), or raises what a user should know about a worker that is gone."""
         try:
             return how(*content)
         except (EOFError, OSError):
@@ -167,7 +167,7 @@ class Workers:
 
 @contextlib.contextmanager
 def undisturbed_start():
-    """Processes that start in this block are deaf to Ctrl-C and SIGTERM, which their parent hears.
+    """Processes that start in this block ignore Ctrl-C and SIGTERM, which their parent hears.
 
     The parent hears them at the end of the block: it could not end a process that half exists.
     """
@@ -199,7 +199,7 @@ def own_modules() -> dict[str, str]:
 
 
 def serve(pipe, number: int, on_gpu: bool, modules: dict[str, str]) -> None:
-    """What a worker does: one task after the other, until its parent ends it or has ended."""
+    """Does a worker's tasks, one after the other, until its parent ends it or has ended."""
     global pipe_to_parent
     pipe_to_parent = pipe
     end_with(multiprocessing.parent_process().pid)
@@ -212,7 +212,7 @@ def serve(pipe, number: int, on_gpu: bool, modules: dict[str, str]) -> None:
             for name, file in modules.items():
                 found = getattr(sys.modules.get(name), "__file__", file)
                 if found != file and name != "__main__":
-                    raise UsageError(f"a worker found {found} in place of {file}")
+                    raise UsageError(f"a worker found {found} instead of {file}")
             answer = ("result", function(*arguments))
         except EOFError:
             return
@@ -222,7 +222,7 @@ def serve(pipe, number: int, on_gpu: bool, modules: dict[str, str]) -> None:
 
 
 def tell_parent(*news) -> None:
-    """From a worker to the `hear` of its parent."""
+    """Sends news from a worker to the `hear` of its parent."""
     pipe_to_parent.send(("news", news))
 
 
@@ -246,18 +246,18 @@ def end_with(parent: int) -> None:
 
 
 def number_in(name: str, default: int) -> int:
-    """A number that torchrun has put into the environment."""
+    """Returns a number that torchrun has put into the environment."""
     word = os.environ.get(name, "")
     return int(word) if word.isdecimal() else default
 
 
 def ranks() -> int:
-    """How many processes torchrun has started."""
+    """Returns how many processes torchrun has started."""
     return number_in("WORLD_SIZE", 1)
 
 
 def rank() -> int:
-    """Which of them this one is."""
+    """Returns the number of this process among them."""
     return number_in("RANK", 0) if ranks() > 1 else 0
 
 
@@ -265,8 +265,7 @@ def rank() -> int:
 def joined_ranks(device: str):
     """Joins the processes of `torchrun --nproc-per-node N script.py ..`, if this is one of them.
 
-    Yields the store that they share, or None. The store outlives their group, which trains a run
-    together.
+    Yields their common store, or None. The store outlives their group, which trains a run together.
     """
     if ranks() < 2:
         yield None
@@ -283,7 +282,7 @@ def joined_ranks(device: str):
 
 
 def join_group(device: str) -> dist.Store:
-    """Meets the other ranks. UsageError where the environment is not as torchrun makes it."""
+    """Meets the other ranks. UsageError if the environment is not as torchrun makes it."""
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise UsageError(f"WORLD_SIZE is {ranks()}, but {name} is not set: start with torchrun")
@@ -317,7 +316,7 @@ def is_first() -> bool:
 
 
 def on_first_rank(work: Callable):
-    """work() done by the group's first process; all get its result, or the error that it raised."""
+    """The group's first process does work(). All get its result, or the error that it raised."""
     result = None
     error = None
     if is_first():

@@ -44,7 +44,7 @@ class Run:
     fl       the `common.Federation`, built when it is first used
 
     A script's `federate(config, fl, run)` loops over `run.rounds(state)` and calls `run.record` in
-    each round. `cached` shares a tensor among methods. `other` finds another method's run.
+    each round. `cached` keeps a tensor for several methods. `other` finds another method's run.
     """
 
     config: Config
@@ -77,8 +77,8 @@ class Run:
         """Yields the rounds t = 0 .. rounds - 1 that this run has still to do.
 
         Before the first of them it replaces what `state` holds by what a checkpoint holds. So
-        `state` must be all that lives from round to round: tensors and plain Python. After a round
-        it is saved, if that takes less than a twentieth of the time since the last save.
+        `state` must be all that one round leaves to the next: tensors and plain Python. After a
+        round it is saved, if that takes less than a twentieth of the time since the last save.
         """
         if self.rows:  # those that a checkpoint held
             state.clear()
@@ -129,7 +129,7 @@ class Run:
         """Returns make(), or what it returned to another method of this trial.
 
         name  of its file
-        read  the options that decide it besides those of role "central"
+        read  the options that decide it in addition to the role "central"
         """
         identity = self.config.flags("central") | {"trial": self.trial}
         identity |= {option: getattr(self.config, option) for option in read}
@@ -166,7 +166,7 @@ class Run:
     # ------------------------------------------------------------------------------- its parts
 
     def row_of(self, t: int) -> dict:
-        """Whose row this is."""
+        """Returns the columns that say which run a row belongs to."""
         whose = {"setting": self.setting, "method": self.method, "trial": self.trial}
         return whose | {"round": t + 1}
 
@@ -180,7 +180,7 @@ class Run:
             say(f"{self}: the run is no longer tracked ({fault})")
 
     def report_progress(self, rounds: int) -> None:
-        """This run has done this many rounds; with the accuracy that was tested last."""
+        """Reports that this run has done this many rounds, with the accuracy tested last."""
         accuracy = math.nan
         for row in self.rows:
             accuracy = row.get("accuracy", accuracy)
@@ -200,7 +200,7 @@ class Run:
 
     @property
     def needed(self) -> str:
-        """The file of the run whose result this one uses; its own, if it uses none."""
+        """Returns the file of the run that this one needs; its own, if it needs none."""
         return self.other(**self.script.after(self.config)).file
 
     @property
@@ -213,7 +213,7 @@ class Run:
         return self.script.folder / "checkpoints" / self.file
 
     def file_name(self, label: str, identity: dict) -> str:
-        """Legible, and distinct for each identity."""
+        """Returns a legible name, different for each identity."""
         digest = zlib.crc32(repr(sorted(identity.items())).encode())
         return f"{file_label(label)}-{digest:08x}-trial{self.trial}.pt"
 
@@ -227,12 +227,12 @@ class Run:
 
     @property
     def fingerprint(self) -> dict:
-        """All that decides the run's result, {name: value}."""
+        """Returns all that decides the run's result, {name: value}."""
         return self.identity | self.environment
 
     @functools.cached_property
     def environment(self) -> dict:
-        """What decides it besides the options, as this process has read it: data, user's code."""
+        """Returns what decides it in addition to the options: data and a user's code, as read."""
         found = {
             "torch": str(torch.__version__),
             "numpy": np.__version__,
@@ -290,7 +290,7 @@ class Script:
 
     federate(config, fl, run)  trains one method in one setting and trial: it loops over
                                `run.rounds(state)` and calls `run.record`
-    compare                    the options whose values are the methods. Other swept options make
+    compare                    the options that make the methods. Other swept options make
                                settings. A method that does not use what is swept is trained once
                                and shown in every setting.
     config                     the script's Config
@@ -300,8 +300,8 @@ class Script:
     plot(df, folder)           prints and plots what is the script's own, once at the end. `df`
                                holds the rows of metrics.csv, without runs that diverged.
     draw(settings, folder)     plots what runs have saved: {setting: runs}, each with `load()`
-    after(config)              the changes that lead to the method whose result this one uses, for
-                               example {"method": "cl"}. It is trained first. {}: it uses none.
+    after(config)              the changes that lead to the method that this one needs, for example
+                               {"method": "cl"}. It is trained first. {}: it needs none.
     track(run, row)            gets each new row of metrics.csv, in the process that trains. If it
                                raises an error, one line says so and the training continues.
     """

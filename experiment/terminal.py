@@ -28,7 +28,7 @@ class Stream:
         try:
             write(*text)
         except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError):  # else Python complains when it ends
+            with contextlib.suppress(OSError, ValueError):  # at its end Python would complain
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def __getattr__(self, name: str):

@@ -1,13 +1,13 @@
-"""What a method costs in time, on devices of several spreads at once: for the studies clock.py.
+"""What a method costs in time, on devices of several spreads at once, for the studies clock.py.
 
-Training does not depend on how fast the devices are, so one run serves all spreads.
+Training does not depend on how fast the devices are. So one run serves all spreads.
 """
 
 SPREADS = (0.5, 1.5)  # standard deviations of log slowness and log bandwidth
 
 
 class Timed:
-    """To mix into a Federation: clock_0.5, waiting_0.5 .. of every round beside its cost."""
+    """Adds the columns clock_0.5, waiting_0.5 .. of every round to a Federation's cost."""
 
     def cost(self, update, *numbers, **named) -> dict[str, float]:
         alike = self.devices

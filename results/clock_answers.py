@@ -1,7 +1,7 @@
 """python -m results.clock_answers
 
-What the clock says, from the runs clock-* of rounds.csv.xz: the tables of clock.md (tables.py puts
-them there), and, as a program, its figure.
+Makes the tables of clock.md from the runs clock-* of rounds.csv.xz. tables.py writes them into the
+page. As a program, this module plots the page's figure.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ DATA = {"fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 NAMES = {
     "fedavg": "FedAvg",
     "fedavg+cl": "FedCL",
-    "fedcl": "phases as printed",
+    "fedcl": "phases as published",
     "fedcl-fresh": "the frozen left out",
     "fedcl-nofreeze": "no freezing",
     "fedavg size": "by size",
@@ -23,7 +23,7 @@ NAMES = {
 
 
 def read(run: str, spread: float) -> pd.DataFrame:
-    """A run's rounds with `seconds`, simulated since round 1, and `waited`; empty if not made."""
+    """Returns a run's rounds with `seconds`, simulated since round 1, and `waited`, or nothing."""
     rounds = pd.read_csv(FOLDER / "rounds.csv.xz", dtype={"setting": str}).fillna({"setting": ""})
     rounds = rounds[rounds.run == run].sort_values([*KEYS, "round"])
     rounds["seconds"] = rounds.groupby(KEYS)[f"clock_{spread}"].cumsum()
@@ -40,7 +40,7 @@ def by_trial(run: str, spread: float):
 def doubling() -> list[tuple]:
     """(a) Seconds to FedAvg's final accuracy, FedCL / FedAvg: geometric mean and interval.
 
-    Rows: data, spread, the ratio's Interval, in how many trials FedCL came there.
+    Rows: data, spread, the ratio's Interval, in how many trials FedCL reached it.
     """
     rows = []
     for name, spread in settings("fedcl_fgn/clock-{}"):
@@ -60,7 +60,7 @@ def doubling() -> list[tuple]:
 
 
 def phases() -> list[tuple]:
-    """(b) Share of the selected clients' time that is waiting, and the final accuracy.
+    """(b) Percentage of the selected clients' time that is waiting, and the final accuracy.
 
     Rows: data, spread, method, its waiting in %; waiting and accuracy, minus no freezing's.
     """
@@ -82,9 +82,9 @@ def phases() -> list[tuple]:
 
 
 def draws() -> list[tuple]:
-    """(c) Accuracy when the trial's fastest arm ends: draws by size minus the others.
+    """(c) Accuracy when the trial's fastest method ends: selection by size minus the others.
 
-    Rows: data, spread, the other arm, the difference.
+    Rows: data, spread, the other method, the difference.
     """
     rows = []
     for name, spread in settings("fedcl_fgn/clock-size-{}"):
@@ -101,7 +101,7 @@ def draws() -> list[tuple]:
 
 
 def settings(run: str):
-    """Yields the data sets of which there is such a run, with each spread."""
+    """Yields the data sets that have such a run, with each spread."""
     made = set(pd.read_csv(FOLDER / "rounds.csv.xz", usecols=["run"]).run)
     for name in DATA:
         for spread in SPREADS:
@@ -110,12 +110,12 @@ def settings(run: str):
 
 
 def last_ten(run: pd.DataFrame) -> float:
-    """Mean of the tests in the last ten rounds."""
+    """Returns the mean of the tests in the last ten rounds."""
     return run.accuracy[run["round"] > run["round"].max() - 10].mean()
 
 
 def seconds_to(run: pd.DataFrame, goal: float) -> tuple[float, bool]:
-    """Until a test reaches the goal, and whether one does; if none does, the whole run's."""
+    """Returns the seconds until a test reaches the goal, or the whole run's, and if one does."""
     there = run[run.accuracy >= goal]
     if len(there):
         return there.seconds.iloc[0], True
@@ -123,7 +123,7 @@ def seconds_to(run: pd.DataFrame, goal: float) -> tuple[float, bool]:
 
 
 def draw() -> None:
-    """results/clock.png: the answers, a panel each."""
+    """Plots results/clock.png: the answers, a panel each."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -133,7 +133,7 @@ def draw() -> None:
         "(a) seconds to FedAvg's accuracy, FedCL / FedAvg",
         "(b) points of waiting, minus no freezing",
         "(b) points of accuracy, minus no freezing",
-        "(c) points of accuracy at equal time, draws by size minus others",
+        "(c) points of accuracy at equal time, selection by size minus others",
     )
     ratio, waiting, accuracy, lead = panels = [{}, {}, {}, {}]
     for data, spread, found, _ in doubling():
@@ -158,7 +158,7 @@ def draw() -> None:
         axis.set_ylim(len(panel) - 0.5, -0.5)
         axis.grid(axis="x", color="0.9")
         axis.set_title(name, loc="left", fontsize=10)
-    axes[-1].set_xlabel("mean, 95 % interval; grey: holds no difference")
+    axes[-1].set_xlabel("mean, 95 % interval; grey: contains no difference")
     figure.tight_layout()
     figure.savefig(FOLDER / "clock.png", dpi=100)
 

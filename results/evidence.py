@@ -1,12 +1,12 @@
 """The evidence as arrays: what each run reached, by trial, and how two methods differ.
 
-trials.csv.xz   run, setting, method, trial, measure, value: accuracy in % in the final round,
-                mean of the last ten (last10), uploads, and a few measures of one script
-rounds.csv.xz   all rounds of the runs that were made after these were kept
-runs.csv        run, commit, trials, hours, command: where each comes from
+- trials.csv.xz: run, setting, method, trial, measure, value. The measures are accuracy in % in the
+  final round, its mean of the last ten (last10), uploads, and a few of one script.
+- rounds.csv.xz: all rounds of the runs that were made after rounds were kept.
+- runs.csv: run, commit, trials, hours, command. It says where each run comes from.
 
-The methods of a trial share partition, initial weights and selections, so differences are paired.
-The words of the labels and of the comparisons stand here, for tables and figures.
+The methods of a trial have the same partition, initial weights and selections. So differences are
+paired. This module also holds the words of the labels and comparisons, for tables and figures.
 """
 
 import functools
@@ -33,7 +33,7 @@ MARGIN = 2.0  # points of accuracy that count as no difference
 
 @functools.cache
 def trials() -> pd.DataFrame:
-    """One value a row, indexed by run."""
+    """Returns a table with one value in a row, indexed by run."""
     old = pd.read_csv(FOLDER / "trials.csv.xz", dtype=TEXT)
     new = summarise(pd.read_csv(FOLDER / "rounds.csv.xz", dtype=TEXT))
     is_older = old.run.isin(new.run) & old.measure.isin(new.measure)
@@ -42,11 +42,12 @@ def trials() -> pd.DataFrame:
 
 
 def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
-    """The measures of each trial, from its rounds.
+    """Returns the measures of each trial, from its rounds.
 
-    final, last10, first_quarter   tests: the last, of the last ten rounds, of the first quarter
-    late, uploads                  tests in the last sixth of the uploads; how many of these
-    clients_early_late             a round's clients, mean of the first third - of the last
+    final, last10, first_quarter     tests: the last, of the last ten rounds, of the first quarter
+    late                             tests in the last sixth of the uploads
+    uploads                          how many uploads there are
+    clients_early_late               clients per round, mean of the first third - of the last
     rounds_to_base, uploads_to_base  what 'fedavg+cl' took to the last10 of its trial's 'fedavg'
     """
     rounds = rounds.fillna({"setting": ""})
@@ -113,7 +114,7 @@ def difference(plus: str, minus: str, measure: str) -> np.ndarray:
 
 @dataclass
 class Interval:
-    """Mean of n paired differences, its 95 % Student interval, two-sided p."""
+    """The mean of n paired differences, its 95 % Student interval, and two-sided p."""
 
     mean: float
     low: float
@@ -126,7 +127,7 @@ class Interval:
         return f"{self.mean:+.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
     def effect(self, published: float) -> str:
-        """One of EFFECTS: whether the interval contains the published effect, and 0."""
+        """Returns one of EFFECTS: whether the interval contains the published effect, and 0."""
         has_published = self.low <= published <= self.high
         has_zero = self.low <= 0 <= self.high
         if not has_published:
@@ -134,7 +135,7 @@ class Interval:
         return "too wide" if has_zero else "agrees"
 
     def p_within(self, margin: float) -> float:
-        """p of two one-sided t-tests: small if the mean lies between -margin and margin."""
+        """Returns p of two one-sided t-tests: small if the mean is between -margin and margin."""
         t = stats.t(self.n - 1)
         error = (self.high - self.mean) / t.ppf(0.975)
         return float(t.sf((margin - abs(self.mean)) / error))

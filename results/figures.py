@@ -1,9 +1,9 @@
 """python -m results.figures
 
-Draws the figure of every script's page from the evidence: comparisons as means over trials and 95 %
-intervals, in points of accuracy, next to the published numbers. Where they are many, those not at
-the paper's setting are one for each claim, that of the page's table. Colours say what a row is for
-its claim, after Holm's correction.
+Plots the figure of every script's page from the evidence. Comparisons are means over trials with
+95 % intervals, in points of accuracy, next to the published numbers. If there are many, a claim
+that is not at the paper's setting has only one: the one in the page's table. Colours say what a row
+is for its claim, after Holm's correction.
 """
 
 import matplotlib
@@ -28,7 +28,7 @@ SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_syn
 
 
 def draw(script: str) -> None:
-    """results/SCRIPT/differences.png: a panel for the claims at each scale."""
+    """Plots results/SCRIPT/differences.png: a panel for the claims at each scale."""
     about = tables.of_script(script)
     panels = panels_of(about)
     if sum(map(len, panels.values())) > MANY:
@@ -73,7 +73,7 @@ def panels_of(about, is_short=False) -> dict[str, list]:
 
 
 def limits(panels: list) -> tuple[float, float]:
-    """All means and the paper's numbers; a very wide interval is cut."""
+    """Returns limits for all means and the paper's numbers. A very wide interval is cut."""
     means = [0.0]
     for rows in panels:
         for row in rows:
@@ -85,7 +85,7 @@ def limits(panels: list) -> tuple[float, float]:
 
 
 def rows_of(claims, choose) -> list:
-    """Those of accuracy among the comparisons that choose(claim) gives."""
+    """Returns the comparisons that choose(claim) gives, if they are about accuracy."""
     rows = []
     for claim in claims:
         for row in choose(claim).itertuples():
@@ -95,7 +95,7 @@ def rows_of(claims, choose) -> list:
 
 
 def name(row) -> str:
-    """What was compared, the first words of the claim's setting, the trials."""
+    """Says what was compared, the first words of the claim's setting, and the trials."""
     setting = tables.CLAIMS.setting[row.claim].partition(",")[0]
     return f"{row.claim}  {row.what} ({setting}, n = {row.interval.n})"
 

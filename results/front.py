@@ -1,6 +1,6 @@
 """python -m results.front
 
-Draws results/front.png, the figure of the front page, from differences.csv and claims.csv. A blue
+Plots results/front.png, the figure of the front page, from differences.csv and claims.csv. A blue
 dot is what an algorithm gains on ordinary training: the mean over n paired trials, with its 95 %
 interval. An orange dot is its gain on a control. A diamond is the gain in the paper, hollow where
 the paper's setting is larger than ours.
@@ -90,14 +90,14 @@ ROWS = [
 
 
 def find(claim: str, start: str) -> pd.Series:
-    """The one row of differences.csv of this claim that begins so."""
+    """Returns the one row of differences.csv of this claim that begins so."""
     is_found = (DIFFERENCES.claim == claim) & DIFFERENCES.difference.str.startswith(start)
     [row] = DIFFERENCES[is_found].to_dict("records")
     return pd.Series(row)
 
 
 def draw_interval(axis, y: float, found: pd.Series, color: str) -> None:
-    """A dot with its interval; an arrow where the interval is cut."""
+    """Plots a dot with its interval, and an arrow where the interval is cut."""
     ends = [found.low, found.high]
     axis.plot(ends, [y, y], color=color, linewidth=3, solid_capstyle="butt")
     axis.plot(found["mean"], y, "o", color=color, markersize=7)
@@ -108,14 +108,14 @@ def draw_interval(axis, y: float, found: pd.Series, color: str) -> None:
 
 
 def published(row: Row, found: pd.Series) -> float:
-    """The paper's gain: of this difference, or the first number of the claim's text; or NaN."""
+    """Returns the paper's gain, or the first number of the claim's text; NaN if there is none."""
     if row.of_paper == "" or found.paper == found.paper:  # no claim, or a number
         return found.paper
     return float(re.search(r"[-+]?\d+(\.\d+)?", CLAIMS.paper[row.of_paper])[0])
 
 
 def draw_row(axis, y: float, row: Row) -> None:
-    """The gain above, the gain on the control below, with their names on the left."""
+    """Plots the gain above, the gain on the control below, and their names on the left."""
     gain = find(*row.gain)
     control = find(*row.control)
     draw_interval(axis, y - 0.12, gain, BLUE)

@@ -1,7 +1,7 @@
 """python -m results.reproduce [--only A6 C2 ..] [--scale paper|reduced] [--list]
 
-Makes the runs of claims again. Each row of reproduce.csv is a command: its place under runs/, the
-claims that it decides, its scale, its core-hours, and its words. A complete run is skipped, and an
+Makes the runs of claims again. Each row of reproduce.csv is a command. It has a place under runs/,
+the claims that it decides, a scale, core-hours, and words. A complete run is skipped, and an
 interrupted one is resumed. The rounds of a finished run are written to rounds.csv.xz. From this
 file `python -m results.tables` writes the pages. A run that diverged is no evidence: it is not
 published, and the exit status is 3.
@@ -29,14 +29,14 @@ for spread in SPREADS:
 
 
 def read_works() -> pd.DataFrame:
-    """A row a command: place, claims, scale, hours, command."""
+    """Returns a row for each command: place, claims, scale, hours, command."""
     text = {"dtype": str, "keep_default_na": False}
     works = pd.read_csv(evidence.FOLDER / "reproduce.csv", **text)
     return works.astype({"hours": float})
 
 
 def choose(works: pd.DataFrame, only: list[str], scale: str) -> pd.DataFrame:
-    """Those of these claims or places; ValueError names what is neither."""
+    """Returns the works of these claims or places. A ValueError names what is neither."""
     known = set(works.place)
     for claims in works.claims:
         known.update(claims.split())
@@ -52,7 +52,7 @@ def choose(works: pd.DataFrame, only: list[str], scale: str) -> pd.DataFrame:
 
 
 def state_of(work) -> str:
-    """What --list says of it."""
+    """Returns what --list says about it."""
     if not is_experiment(work):
         return "a program"
     if is_complete(work):
@@ -62,7 +62,7 @@ def state_of(work) -> str:
 
 
 def folder(work) -> Path:
-    """Where its run is made."""
+    """Returns where its run is made."""
     return ROOT / "runs" / work.place
 
 
@@ -72,12 +72,12 @@ def is_complete(work) -> bool:
 
 
 def is_experiment(work) -> bool:
-    """One whose runs lie in a folder; the others print what they find."""
+    """Whether its runs lie in a folder. The other works print what they find."""
     return work.scale != "program"
 
 
 def command(work) -> list[str]:
-    """Its words after `python`, with the folder; --resume where it was begun."""
+    """Returns its words after `python`, with the folder, and --resume if it was begun."""
     words = shlex.split(work.command)
     if is_experiment(work):
         words += ["--out", f"runs/{work.place}"]
@@ -93,7 +93,7 @@ def diverged(work) -> bool:
 
 
 def publish(work) -> None:
-    """Writes the rounds of a finished run to rounds.csv.xz, in place of older ones.
+    """Writes the rounds of a finished run to rounds.csv.xz. They replace older ones.
 
     A lock keeps a second command from losing these rows. A kill leaves the old file or the new one.
     """
@@ -119,7 +119,7 @@ def publish(work) -> None:
 
 
 def show(works: pd.DataFrame) -> None:
-    """--list: a line each, and the hours in all."""
+    """Prints --list: a line for each, and the hours in all."""
     for work in works.itertuples():
         hours = f"{work.hours:.1f} core-hours"
         words = shlex.join(command(work))
@@ -128,8 +128,8 @@ def show(works: pd.DataFrame) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """The exit status: 0, 3 if runs diverged, or that of the first command that failed."""
-    parser = argparse.ArgumentParser(description="Makes the runs behind the pages anew.")
+    """Returns the exit status: 0, 3 if runs diverged, or the first failed command's status."""
+    parser = argparse.ArgumentParser(description="Makes the runs behind the pages again.")
     parser.add_argument("--only", nargs="+", default=[], metavar="CLAIM", help="or places")
     parser.add_argument("--scale", choices=("all", "paper", "reduced", "program"), default="all")
     parser.add_argument("--list", action="store_true", help="print them and their hours, and stop")
@@ -152,7 +152,7 @@ def main(argv: list[str]) -> int:
 
 
 def make(work) -> int:
-    """Runs one command, unless it is complete, and publishes its rounds: the exit status."""
+    """Runs one command, unless it is complete, and publishes its rounds. Returns the status."""
     if is_experiment(work) and is_complete(work):
         print(f"already made: runs/{work.place}")
     else:
@@ -172,7 +172,7 @@ def make(work) -> int:
 
 
 def cpu_hours() -> float:
-    """Hours that the processes which this one started, and which ended, spent on a core."""
+    """Returns the core-hours of the processes that this one started and that ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (used.ru_utime + used.ru_stime) / 3600
 
@@ -181,4 +181,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.exit(130)  # the command has said what goes on
+        sys.exit(130)  # the command has said what happened

@@ -1,14 +1,14 @@
 """python -m results.tables [--check]
 
-Writes the tables of the pages from the evidence (evidence.py): in a page what stands between
-`<!-- KIND: SCRIPT -->` and `<!-- end -->`, and differences.csv, all comparisons. --check writes
-nothing and exits with 1 where a file would change.
+Writes the tables of the pages from the evidence (evidence.py): in a page, the text between
+`<!-- KIND: SCRIPT -->` and `<!-- end -->`. It also writes differences.csv, all comparisons. --check
+writes nothing and exits with 1 if a file would change.
 
-claims.csv       the papers' claims, and ours (scale 'own'): statement, the paper's number, setting
-comparisons.csv  what decides each: the difference plus - minus of a measure, the claimed sign:
-                 +, -, 0 (no difference), <= (not above)
-
-published.csv    accuracies in the papers, and the runs that measured the same
+- claims.csv: the papers' claims, and ours (scale 'own'). Each has a statement, the paper's number
+  and a setting.
+- comparisons.csv: what decides each claim. It names the difference plus - minus of a measure, and
+  the claimed sign: +, -, 0 (no difference), <= (not above).
+- published.csv: accuracies in the papers, and the runs that measured the same.
 
 The rule. A claim's comparisons are one family, corrected by Holm. The claim is *confirmed* if each
 differs from 0 in the claimed direction. It is *refuted* if one differs from 0 in the other
@@ -62,7 +62,7 @@ PUBLISHED = pd.read_csv(FOLDER / "published.csv", **TEXT)
 
 
 def family(claim: str) -> pd.DataFrame:
-    """A claim's comparisons, with columns interval, p (after Holm), direction, effect, p_within.
+    """Returns a claim's comparisons: interval, p (after Holm), direction, effect, p_within.
 
     A1 and A1b, halves of one claim, are one family; so are A10 and A10b, and E12 and E12b.
     """
@@ -80,18 +80,18 @@ def family(claim: str) -> pd.DataFrame:
 
 
 def effect(row) -> str:
-    """One of EFFECTS; nothing where no number is published."""
+    """Returns one of EFFECTS, or nothing if no number is published."""
     return row.interval.effect(float(row.paper)) if row.paper else ""
 
 
 def p_within(row) -> float:
-    """Of two one-sided tests, for a claim of no difference in accuracy; otherwise NaN."""
+    """Returns p of two one-sided tests, for a claim of no difference in accuracy; otherwise NaN."""
     is_equivalence = row.sign == "0" and row.measure in ACCURACY
     return row.interval.p_within(MARGIN) if is_equivalence else np.nan
 
 
 def label(claim: str) -> str:
-    """The rule above."""
+    """Returns the label by the rule above."""
     if CLAIMS.scale[claim] == "reduced":
         return UNTESTED
     verdicts = set(family(claim).direction)
@@ -106,7 +106,7 @@ def label(claim: str) -> str:
 
 
 def direction(found: Interval, p: float, sign: str) -> str:
-    """One of DIRECTIONS: what a comparison is for its claim."""
+    """Returns one of DIRECTIONS: what a comparison is for its claim."""
     if p >= 0.05:
         return UNDECIDED
     if sign == "0":  # a claim of no difference
@@ -116,7 +116,7 @@ def direction(found: Interval, p: float, sign: str) -> str:
 
 
 def checks(claim: str) -> list[dict]:
-    """The lines of theory/figures/check.json that a claim of the theory is about."""
+    """Returns the lines of theory/figures/check.json that a claim of the theory is about."""
     lines = json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_text())
     begins = re.compile(re.escape(CLAIMS.setting[claim]) + "(?!')")  # not "Theorem 1's step .."
     return [line for line in lines if begins.match(line["statement"])]
@@ -126,7 +126,7 @@ def checks(claim: str) -> list[dict]:
 
 
 def markdown(head: Sequence, rows: list[Sequence]) -> list[str]:
-    """A table's lines."""
+    """Returns a table's lines."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         lines.append("| " + " | ".join(map(str, row)) + " |")
@@ -134,7 +134,7 @@ def markdown(head: Sequence, rows: list[Sequence]) -> list[str]:
 
 
 def claims(script: str) -> list[str]:
-    """A line for each claim, and question of ours, with one of its comparisons."""
+    """Returns a line for each claim, and each question of our own, with one comparison."""
     if script == "theory":
         return theory_claims()
     head = ("claim", "published", "comparison that speaks most against it", "ours [95 %]", "n")
@@ -148,7 +148,7 @@ def claims(script: str) -> list[str]:
 
 
 def theory_claims() -> list[str]:
-    """A line for each statement of the theory."""
+    """Returns a line for each statement of the theory."""
     rows = []
     for claim, about in of_script("theory").iterrows():
         statement = f"{claim} {about.statement}"
@@ -157,14 +157,14 @@ def theory_claims() -> list[str]:
 
 
 def telling(claim: str) -> pd.DataFrame:
-    """One row, or none: the comparison that speaks most against the claim."""
+    """Returns one row, or none: the comparison that speaks most against the claim."""
     rows = family(claim)
     support = [supports(row.interval, row.sign) for row in rows.itertuples()]
     return rows.assign(support=support).sort_values("support", kind="stable").head(1)
 
 
 def supports(found: Interval, sign: str) -> float:
-    """How many half-widths of its interval the mean lies in the claimed direction."""
+    """Returns how many half-widths of its interval the mean lies in the claimed direction."""
     widths = found.mean / (found.high - found.mean)
     if sign == "0":
         return -abs(widths)
@@ -172,7 +172,7 @@ def supports(found: Interval, sign: str) -> float:
 
 
 def outcome(claim: str) -> tuple[str, str, str]:
-    """The comparison that the claim's line shows, its interval and n; or what was measured."""
+    """Returns the comparison in the claim's line, its interval and n; or what was measured."""
     for row in telling(claim).itertuples():
         return measured(row), shown(row.interval, row.measure), str(row.interval.n)
     if claim in MEASURED:
@@ -181,7 +181,7 @@ def outcome(claim: str) -> tuple[str, str, str]:
 
 
 def effects(claim: str) -> str:
-    """How the intervals agree with the published effects; how many show no difference."""
+    """Says how the intervals agree with the published effects, and how many show no difference."""
     rows = family(claim)
     found = collections.Counter(rows.effect)
     parts = [f"{name}: {found[name]}" for name in EFFECTS if found[name]]
@@ -195,13 +195,13 @@ def effects(claim: str) -> str:
 
 
 def theory_outcome(claim: str) -> str:
-    """Of all checks of a statement."""
+    """Returns the outcome of all checks of a statement."""
     numbers = collections.Counter(check["printed"] for check in checks(claim))
     return "checks: " + ", ".join(f"{number} {name}" for name, number in numbers.items())
 
 
 def agreement() -> tuple[str, str, str]:
-    """C4: how often Eq. 2 judges rounds alike, FGN on the clients that train, FedFIM on others."""
+    """C4: how often Eq. 2 judges a round equally by FGN on its clients and by FedFIM on others."""
     table = pd.read_csv(FOLDER / "fedcl_fgn" / "agreement.csv", index_col=["signal", "and"])
     found = []
     for reading in ("batch", "per_sample"):
@@ -212,7 +212,7 @@ def agreement() -> tuple[str, str, str]:
 
 
 def cost() -> tuple[str, str, str]:
-    """C5: FedFIM's seconds over those of both readings of FGN, by model; its memory."""
+    """C5: FedFIM's seconds over the seconds of both readings of FGN, by model; its memory."""
     table = pd.read_csv(FOLDER / "fedcl_fgn" / "cost.csv", index_col=["what", "pair"])
     found = []
     for reading in ("batch", "per_sample"):
@@ -236,7 +236,7 @@ MEASURED = {"C4": agreement, "C5": cost, "C8": stability}  # the first two by te
 
 
 def tally(claim: str) -> str:
-    """How many of its comparisons are for it, against it, open."""
+    """Says how many of its comparisons are for it, against it, or undecided."""
     found = collections.Counter(family(claim).direction)
     if not found:
         return ""
@@ -244,7 +244,7 @@ def tally(claim: str) -> str:
 
 
 def differences() -> str:
-    """differences.csv: every comparison, its paired difference with the 95 % interval."""
+    """Returns differences.csv: every comparison, its paired difference with the 95 % interval."""
     rows = []
     for claim, about in CLAIMS.iterrows():
         for row in family(claim).itertuples():
@@ -262,24 +262,24 @@ def differences() -> str:
 
 
 def of_script(script: str) -> pd.DataFrame:
-    """Its claims; 'theory' is one."""
+    """Returns the claims of a script; 'theory' counts as one."""
     return CLAIMS[CLAIMS.script == script]
 
 
 def measured(row) -> str:
-    """What was compared, and when, if not in the last ten rounds."""
+    """Says what was compared, and when, if not in the last ten rounds."""
     suffix = {"final": " (final round)", "late": " (last sixth of the uploads)"}
     return row.what + suffix.get(row.measure, "")
 
 
 def shown(found: Interval, measure: str) -> str:
-    """'+4.1 [2.7, 5.6]', with the digits that fit the measure and the interval."""
+    """Returns '+4.1 [2.7, 5.6]', with the digits that fit the measure and the interval."""
     digits = 2 if found.high - found.low < 0.1 else 1
     return found.text(DIGITS.get(measure, digits))
 
 
 def accuracies(script: str) -> list[str]:
-    """published.csv: accuracies of methods, ours and published, in %."""
+    """Returns published.csv as a table: accuracies of methods, ours and published, in %."""
     head = ("setting", "method", "ours", "n", "published", "where")
     rows = []
     for about in PUBLISHED[PUBLISHED.script == script].itertuples():
@@ -293,7 +293,7 @@ def accuracies(script: str) -> list[str]:
 
 
 def labels(_: str) -> list[str]:
-    """Which of the papers' claims got which label, a line a script and one for the theory."""
+    """Says which of the papers' claims got which label: a line per script, one for the theory."""
     rows = []
     for script in CLAIMS.script.unique():
         found = {name: [] for name in LABELS}
@@ -308,7 +308,7 @@ def labels(_: str) -> list[str]:
 
 
 def counts(_: str) -> list[str]:
-    """How often each label is given: to the papers' claims (with the theory's), and to ours."""
+    """Counts each label, for the papers' claims (with the theory's) and for ours."""
     is_ours = CLAIMS.scale == "own"
     rows = []
     for who, about in (("of the papers", CLAIMS[~is_ours]), ("our own", CLAIMS[is_ours])):
@@ -319,9 +319,9 @@ def counts(_: str) -> list[str]:
 
 
 def statements(_: str) -> list[str]:
-    """theory/figures/check.json: each statement's verdicts and worst ratios bound / measured.
+    """Returns each statement's verdicts and worst ratios bound / measured (theory/figures/).
 
-    A remark of more than 20 words stays in that file.
+    They come from check.json. A remark of more than 20 words stays in that file.
     """
     head = ("statement", "as printed", "bound / measured", "corrected", "bound / measured")
     head += ("sharp: bound / measured", "remark")
@@ -367,7 +367,7 @@ def draws(_: str) -> list[str]:
 
 
 def cell(value) -> str:
-    """A value of check.json, three digits of a number."""
+    """Returns a value of check.json, with three digits of a number."""
     if isinstance(value, float):
         return f"{value:.3g}"
     return (value or "").replace("|", "\\|")
@@ -389,7 +389,7 @@ MARK = re.compile(rf"(<!-- ({'|'.join(WRITERS)})(?:: (\w+))? -->\n)(.*?)(<!-- en
 
 
 def write(text: str) -> str:
-    """A page with its tables written again."""
+    """Returns a page with its tables written again."""
 
     def table(match: re.Match) -> str:
         begin, kind, script, _, end = match.groups()
@@ -400,7 +400,7 @@ def write(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    """All that may hold a table."""
+    """Returns all pages that may hold a table."""
     return [*sorted(FOLDER.rglob("*.md")), FOLDER.parent / "theory" / "README.md"]
 
 

@@ -1107,7 +1107,7 @@ def test_a_wrong_environment_of_torchrun_is_one_line(work, monkeypatch, capsys):
 def test_a_module_of_our_name_that_is_not_ours_is_named(work, capsys, monkeypatch):
     Path("nets.py").write_text("")
     monkeypatch.setattr(sys.modules["nets"], "__file__", str(work / "nets.py"))
-    assert "imported in place of our nets.py: rename it" in refused(capsys)
+    assert "imported instead of our nets.py: rename it" in refused(capsys)
 
 
 def test_a_disk_that_is_really_full(work):

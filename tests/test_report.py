@@ -194,7 +194,7 @@ def test_gains_over_a_control(capsys):
     runs = report.per_trial(frame(rows_of(FOUR)))
     report.print_gains(runs, "b")
     printed = capsys.readouterr().out
-    assert "minus that of b" in printed and "+1.00 [" in printed
+    assert "minus b's" in printed and "+1.00 [" in printed
     report.print_gains(runs, "absent")
     assert capsys.readouterr().out == ""
     alone = report.per_trial(frame(rows_of({"a": [5.0], "b": [4.0]})))

@@ -258,7 +258,7 @@ def test_the_clocks_answers_by_hand(monkeypatch):
         trials.append(arms)
     monkeypatch.setattr(clock_answers, "by_trial", lambda *_: trials)
     printed, fresh = clock_answers.phases()
-    assert printed[2:4] == ("phases as printed", 20)
+    assert printed[2:4] == ("phases as published", 20)
     assert [found.mean for found in printed[4:]] == [20 - 40, 60 - 58]
     assert [found.mean for found in fresh[4:]] == [25 - 40, 65 - 58]
 

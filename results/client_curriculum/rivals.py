@@ -1,16 +1,17 @@
 """python -m results.client_curriculum.rivals --client-order curriculum random coverage hics
 
-Which clients take part, at equal uploads? Ours, not the paper's: other orders of clients beside the
-client curriculum, on the same partition.
+Which clients should take part, at equal uploads? This study is ours, not the paper's. It compares
+other orders of clients with the client curriculum, on the same partition.
 
-power-of-choice  in every round the K of largest mean loss, of --candidates drawn by size
+power-of-choice  the K largest mean losses among --candidates, selected by size in every round
                  (Cho et al., 2022)
-entropy          the most even labels first: an oracle, for no server sees labels
+entropy          the most even labels first: an oracle, because no server sees labels
 hics             the same, estimated from the output layer's bias after a client's first turn
                  (HiCS-FL, Chen and Vikalo, 2024, without its clusters)
 coverage         the least trained first
 
-All but power-of-choice make pools, paced as in the client curriculum: they differ in the key alone.
+All except power-of-choice make pools, paced as in the client curriculum. They differ only in the
+key by which clients are ranked.
 """
 
 import itertools
@@ -31,22 +32,22 @@ RIVALS = ("power-of-choice", *POOLED)
 
 
 def is_choice(config) -> bool:
-    """Whether clients drawn by size compare their losses: reads --candidates."""
+    """Whether clients selected by size compare their losses. If so, it uses --candidates."""
     return config.client_order == "power-of-choice"
 
 
 def is_estimated(config) -> bool:
-    """Whether entropies are read off output layers: reads --temperature."""
+    """Whether entropies come from output layers. If so, it uses --temperature."""
     return config.client_order == "hics"
 
 
 def has_pool(config) -> bool:
-    """Whether clients are admitted one after the other: reads --client-a, --client-b."""
+    """Whether clients are admitted one after the other: it uses --client-a, --client-b."""
     return paper.paces_clients(config) and not is_choice(config)
 
 
 def is_paced(config) -> bool:
-    """Whether clients or samples are."""
+    """Whether clients or samples are admitted so."""
     return has_pool(config) or paper.paces_samples(config)
 
 
@@ -57,7 +58,7 @@ def asks_score(config) -> bool:
 
 @dataclass
 class Config(paper.Config):
-    """The flags of client_curriculum.py, with client orders more."""
+    """The options of client_curriculum.py, with more client orders."""
 
     client_order: str = flag(
         "curriculum",
@@ -65,17 +66,17 @@ class Config(paper.Config):
         sweep=("curriculum", "anti", "random", *RIVALS),
         choices=paper.ORDERS + RIVALS,
     )
-    data_order: str = flag("vanilla", "of a client's samples", choices=paper.ORDERS)
+    data_order: str = flag("vanilla", "order of a client's samples", choices=paper.ORDERS)
     score: str = flag(
-        "G", "loss of the global net or an expert", choices=("G", "E"), when=asks_score
+        "G", "loss of the global model or an expert", choices=("G", "E"), when=asks_score
     )
     pacing: str = flag("linear", "shape of both pacings", choices=paper.PACINGS, when=is_paced)
     client_a: float = flag(
-        0.8, "share of the updates until all clients are in", low=0, high=1e6, when=has_pool
+        0.8, "fraction of the updates until the pool is full", low=0, high=1e6, when=has_pool
     )
-    client_b: float = flag(0.2, "share of the clients at first", low=0, high=1, when=has_pool)
+    client_b: float = flag(0.2, "fraction of the clients at first", low=0, high=1, when=has_pool)
     candidates: int = flag(
-        8, "d: so many compare their losses (at least a round's)", low=1, high=10**6, when=is_choice
+        8, "d, the clients that compare losses (at least K)", low=1, high=10**6, when=is_choice
     )
     temperature: float = flag(
         0.5,
@@ -141,7 +142,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 
 def choose_by_loss(config, fl: common.Federation, state: dict, t: int, expert_losses) -> np.ndarray:
-    """Power-of-choice: of d clients drawn by size the K of largest loss."""
+    """Power-of-choice: returns the K clients of largest loss among d that are selected by size."""
     drawn = fl.streams("candidates", t).choice(
         config.clients, count_candidates(config), replace=False, p=fl.sizes / fl.sizes.sum()
     )
@@ -152,12 +153,12 @@ def choose_by_loss(config, fl: common.Federation, state: dict, t: int, expert_lo
 
 
 def count_candidates(config) -> int:
-    """d"""
+    """Returns d."""
     return min(max(config.candidates, config.clients_per_round), config.clients)
 
 
 def rank_clients(config, fl: common.Federation, state: dict, expert_losses) -> np.ndarray:
-    """Each client's key (M,), small: first."""
+    """Returns each client's key (M,). The smallest comes first."""
     match config.client_order:
         case "entropy":
             return -label_entropies(fl)
@@ -171,13 +172,13 @@ def rank_clients(config, fl: common.Federation, state: dict, expert_losses) -> n
 
 
 def label_entropies(fl: common.Federation) -> np.ndarray:
-    """Entropy of each client's labels (M,), in nats."""
+    """Returns the entropy of each client's labels (M,), in nats."""
     shares = torch.from_numpy(fl.count_labels() / fl.sizes[:, None])
     return torch.special.entr(shares).sum(1).numpy()
 
 
 def count_turns(config, fl: common.Federation, state: dict, update: common.Update) -> None:
-    """Notes who was trained; for hics, what a first turn tells. Later ones tell less, as there."""
+    """Notes who was trained, and for hics what a first turn tells: later turns tell less."""
     entropies = [math.nan] * len(update.clients)
     if is_estimated(config):
         b_0 = output_bias(fl, fl.received(state, update.clients))
@@ -190,16 +191,16 @@ def count_turns(config, fl: common.Federation, state: dict, update: common.Updat
 
 
 def output_bias(fl: common.Federation, thetas: torch.Tensor) -> torch.Tensor:
-    """The last C trainable weights of each net, (C,) or (K, C)."""
+    """Returns the last C trainable weights of each model, (C,) or (K, C)."""
     last = fl.model.trainable
     return thetas[..., last - fl.data.classes : last].double().cpu()
 
 
 def estimate_entropies(delta_b: torch.Tensor, length, temperature: float) -> torch.Tensor:
-    """H(softmax(Delta b / T)) (K,) from Delta b (K, C): frequent labels pull their biases up.
+    """Returns H(softmax(Delta b / T)) (K,) from Delta b (K, C).
 
-    T is `temperature` times the length of the client's way under a unit gradient: so neither the
-    learning rate nor the number of steps counts.
+    Frequent labels pull their biases up. T is `temperature` times the length of the client's way
+    under a unit gradient. So the learning rate and the number of steps have no influence.
     """
     T = temperature * torch.as_tensor(length)[:, None]
     p = torch.softmax(delta_b / T, 1)
@@ -207,7 +208,7 @@ def estimate_entropies(delta_b: torch.Tensor, length, temperature: float) -> tor
 
 
 def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tuple[int, int]:
-    """As in client_curriculum.py; the labels' entropies are sent once."""
+    """As in client_curriculum.py. The labels' entropies are sent once."""
     scorers, numbers = paper.count_scoring(config, fl, t, is_short)
     if config.client_order == "entropy" and t == 0:
         numbers = config.clients
@@ -222,9 +223,9 @@ def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tupl
 
 
 def draw(settings: dict, folder) -> None:
-    """clients.png: each client's difficulty, mean +- std, before and after Algorithm 2.
+    """Plots clients.png: each client's difficulty, mean +- std, before and after Algorithm 2.
 
-    Of the first setting's first trial.
+    It shows the first trial of the first setting.
     """
     from matplotlib import pyplot
 

@@ -3,21 +3,24 @@
 Does it matter which samples are in the small clusters, and who is there? All of this is ours. Two
 controls give the weights of FedAC to other samples:
 
-random-groups   as many samples of each client as are in its P1, drawn at random
-random-classes  as many of each client and class: one T for a client puts whole rare classes in P1
+random-groups   random samples of each client, as many as are in its P1
+random-classes  the same for each client and class: one T per client puts whole rare classes in P1
 
---flip gives some samples wrong labels, --features clusters something else than pixels, and --scope
-class gives each class of a client a threshold of its own (then both controls are one). measures.csv
-holds, of each run,
+--flip gives some samples wrong labels. --features clusters other things than pixels. --scope class
+gives each class of a client its own threshold. Then both controls are the same. measures.csv has
+these columns for each run:
 
-clusters, cluster_size           over all clients, and samples in one of them
-small_by_client, small_by_class  share of the samples in P1 with one T a client, or one a class
-whole_cells                      (client, class) cells that lie wholly in the P1 of this method
-agreement, chance                samples on the same side of T in two orders of presentation; in
-                                 independent groups of these sizes
-noisy_small, noisy_large         shares of wrong labels in FedAC's P1 and P2
-spearman                         cluster size and loss of the last net, within clients
-silhouette                       of the classes in what Fig. 6 shows
+clusters         how many there are over all clients
+cluster_size     samples in one of them
+small_by_client  fraction of the samples in P1 with one T per client
+small_by_class   the same with one T per class of a client
+whole_cells      (client, class) cells that lie wholly in the P1 of this method
+agreement        samples on the same side of T in two orders of presentation
+chance           the same for independent groups of these sizes
+noisy_small      fraction of wrong labels in FedAC's P1
+noisy_large      fraction of wrong labels in FedAC's P2
+spearman         cluster size and loss of the last model, within clients
+silhouette       of the classes in what Fig. 6 shows
 """
 
 import math
@@ -49,12 +52,12 @@ def reads_epochs(config) -> bool:
 
 @dataclass
 class Config(paper.Config):
-    """The flags of fedac_art.py. Its base reads those of the clustering, too: it is measured."""
+    """The options of fedac_art.py. The base uses the clustering's options, too: it is measured."""
 
     epochs: int = flag(5, "E, local epochs", low=1, high=10**5, when=reads_epochs)
     method: str = flag("fedac", "the curriculum, its base, or a control", sweep=ARMS, choices=ARMS)
     features: str = flag(
-        "pixels", "what is clustered: pixels, 8x8 means, features of a net", choices=tuple(RHO)
+        "pixels", "what is clustered: pixels, 8x8 means, features of a model", choices=tuple(RHO)
     )
     warmup: int = flag(
         5, "rounds of FedAvg that train the encoder", low=1, high=10**5, when=is_encoder
@@ -64,9 +67,9 @@ class Config(paper.Config):
         "one threshold T for a client, or one for each of its classes",
         choices=("client", "class"),
     )
-    flip: float = flag(0.0, "share of wrong training labels", low=0, high=1)
+    flip: float = flag(0.0, "fraction of wrong training labels", low=0, high=1)
     rho: float = flag(
-        -1.0, "vigilance (-1: .35 on pixels, .4 on pooled, .6 if grey, .7)", low=-1, high=1
+        -1.0, "vigilance (-1: 0.35 on pixels, 0.4 on pooled, 0.6 if grey, 0.7)", low=-1, high=1
     )
     art_alpha: float = flag(0.01, "alpha of Eq. 2", above=0)
     art_beta: float = flag(1.0, "learning rate of Fuzzy ART", low=0, high=1)
@@ -86,7 +89,7 @@ class Config(paper.Config):
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """The loop of fedac_art.py, with other groups, and measures in the first and last round."""
     fl.data, flipped = flip_labels(fl.data, config.flip, fl.streams("flips"))
-    fl.labels = fl.data.y_train.cpu().numpy()  # the partition is that of the true ones
+    fl.labels = fl.data.y_train.cpu().numpy()  # the true ones make the partition
     clusters = cached_clusters(config, fl, run)
     P1 = arm_groups(config, fl, clusters[0])
 
@@ -111,7 +114,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 
 def flip_labels(data: Data, share: float, rng: np.random.Generator) -> tuple[Data, np.ndarray]:
-    """Data in which this share of the training labels is wrong, and which they are (n,)."""
+    """Returns data with this fraction of wrong training labels, and which are wrong (n,)."""
     n = len(data.y_train)
     flipped = np.zeros(n, dtype=bool)
     flipped[rng.permutation(n)[: round(share * n)]] = True
@@ -128,7 +131,7 @@ def flip_labels(data: Data, share: float, rng: np.random.Generator) -> tuple[Dat
 
 
 def cached_clusters(config, fl: common.Federation, run: experiment.Run) -> np.ndarray:
-    """The clusters (2, n) of two orders of presentation, the second only to compare with."""
+    """Returns the clusters (2, n) of two orders of presentation. The second is for comparison."""
     flags = ["epochs", "features", "warmup", "rho", "art_alpha", "art_beta", "flip"]
 
     def make() -> Tensor:
@@ -143,7 +146,7 @@ def cached_clusters(config, fl: common.Federation, run: experiment.Run) -> np.nd
 def cluster_clients(
     config: Config, fl: common.Federation, x: np.ndarray, rho: float, presentation: int
 ) -> np.ndarray:
-    """The cluster of each training sample (n,), numbered from 1; 0 for samples that no client has.
+    """Returns each training sample's cluster (n,), numbered from 1; 0 if no client has the sample.
 
     Another `presentation` gives the samples x (n, d) to Fuzzy ART in another random order.
     """
@@ -158,7 +161,7 @@ def cluster_clients(
 
 
 def vigilance(config: Config, data: Data) -> float:
-    """rho, by default for clusters of 8 to 20 samples; a black background always matches."""
+    """Returns rho, by default for clusters of 8 to 20 samples. Black backgrounds always match."""
     if config.rho >= 0:
         return config.rho
     is_grey = data.x_train.shape[-1] == 1
@@ -168,7 +171,7 @@ def vigilance(config: Config, data: Data) -> float:
 
 
 def features(config: Config, fl: common.Federation, run: experiment.Run) -> np.ndarray:
-    """What is clustered, uint8 (n, d): pixels, their means in 8x8 fields, or hidden vectors."""
+    """Returns what is clustered, uint8 (n, d): pixels, means in 8x8 fields, or hidden vectors."""
     if config.features == "pixels":
         return paper.pixels(fl.data)
     if config.features == "pooled":
@@ -187,7 +190,7 @@ def features(config: Config, fl: common.Federation, run: experiment.Run) -> np.n
 
 
 def warm_up(config, fl: common.Federation, run: experiment.Run) -> tuple[Model, Tensor]:
-    """The encoder and its theta (P,): FedAvg with every client, whatever --base is."""
+    """Returns the encoder and its theta (P,): FedAvg with every client, whatever --base is."""
     plain = replace(config, base="fedavg", projection=False)
     warm = plain.federation(run.data(), fl.streams)
     warm.data = fl.data  # with the labels of --flip, as the clients have them
@@ -203,7 +206,7 @@ def warm_up(config, fl: common.Federation, run: experiment.Run) -> tuple[Model, 
 
 
 def arm_groups(config: Config, fl: common.Federation, clusters: np.ndarray) -> np.ndarray:
-    """P1 of this method as a mask over samples (n,)."""
+    """Returns P1 of this method as a mask over samples (n,)."""
     P1 = small_clusters(clusters, sharing(fl, config.scope), config.quantile)
     if config.method == "random-groups":
         return draw_groups(P1, sharing(fl, config.scope), fl.streams)
@@ -213,7 +216,7 @@ def arm_groups(config: Config, fl: common.Federation, clusters: np.ndarray) -> n
 
 
 def small_clusters(clusters: np.ndarray, groups: list[np.ndarray], quantile: float) -> np.ndarray:
-    """P1 (n,), where each group of samples has a threshold T of its own."""
+    """Returns P1 (n,), where each group of samples has its own threshold T."""
     P1 = np.zeros(len(clusters), dtype=bool)
     for samples in groups:
         P1[samples] = paper.small_clusters(clusters[samples], quantile)
@@ -221,7 +224,7 @@ def small_clusters(clusters: np.ndarray, groups: list[np.ndarray], quantile: flo
 
 
 def sharing(fl: common.Federation, scope: str) -> list[np.ndarray]:
-    """The samples that share a threshold: those of a client, or of a class of a client."""
+    """Returns the samples with a common threshold: of a client, or of a class of a client."""
     if scope == "client":
         return fl.shards
     groups = []
@@ -232,7 +235,7 @@ def sharing(fl: common.Federation, scope: str) -> list[np.ndarray]:
 
 
 def draw_groups(P1: np.ndarray, groups: list[np.ndarray], streams: common.Streams) -> np.ndarray:
-    """In each group as many samples, drawn at random, as P1 (n,) has there."""
+    """Selects in each group as many random samples as P1 (n,) has there."""
     drawn = np.zeros_like(P1)
     for i, samples in enumerate(groups):
         drawn[samples] = streams("random groups", i).permutation(P1[samples])
@@ -243,7 +246,7 @@ def draw_groups(P1: np.ndarray, groups: list[np.ndarray], streams: common.Stream
 
 
 def measure_clusters(config, fl: common.Federation, clusters, P1, flipped) -> dict[str, float]:
-    """Of two clusterings (2, n), this method's P1 and the wrong labels (n,)."""
+    """Measures two clusterings (2, n), this method's P1 (n,), and the wrong labels (n,)."""
     groups = sharing(fl, config.scope)
     cells = sharing(fl, "class")
     by_client = small_clusters(clusters[0], fl.shards, config.quantile)
@@ -268,7 +271,7 @@ def measure_clusters(config, fl: common.Federation, clusters, P1, flipped) -> di
 
 
 def chance_agreement(first: np.ndarray, second: np.ndarray, groups: list[np.ndarray]) -> float:
-    """How often two masks (n,) would agree if each were drawn at random within every group."""
+    """Returns how often two masks (n,) would agree if each were random within every group."""
     p = np.array([first[samples].mean() for samples in groups])
     q = np.array([second[samples].mean() for samples in groups])
     both = p * q
@@ -277,9 +280,9 @@ def chance_agreement(first: np.ndarray, second: np.ndarray, groups: list[np.ndar
 
 
 def rank_correlation(fl: common.Federation, state: dict, clusters: np.ndarray) -> float:
-    """Spearman's, of cluster size and loss within clients, averaged over samples.
+    """Returns Spearman's correlation of cluster size and loss, averaged over samples.
 
-    A client whose clusters are all of one size has none.
+    It is taken within clients. A client with clusters of one size only has none.
     """
     import pandas as pd
 
@@ -296,7 +299,7 @@ def rank_correlation(fl: common.Federation, state: dict, clusters: np.ndarray) -
 
 
 def silhouette(vectors: Tensor, labels: Tensor, clients: list[int]) -> float:
-    """The mean silhouette of the classes in each client's hidden vectors (3, n, F)."""
+    """Returns the mean silhouette of the classes in each client's hidden vectors (3, n, F)."""
     from sklearn.metrics import silhouette_score
 
     classes = len(labels.unique())
@@ -310,7 +313,7 @@ def silhouette(vectors: Tensor, labels: Tensor, clients: list[int]) -> float:
 
 
 def plot(df, folder) -> None:
-    """measures.csv, printed as means over trials."""
+    """Writes measures.csv, and prints it as means over trials."""
     names = list(df.loc[:, "clusters":"noisy_large"])
     names += ["spearman", "silhouette"]
     runs = df.groupby(["setting", "method", "trial"], sort=False)[names]
@@ -323,13 +326,13 @@ def plot(df, folder) -> None:
 
 
 FEATURES = "--features pixels encoder --flip 0 0.2"
-PRESETS = paper.PRESETS | {  # the paper's with both controls beside FedAC and its base
+PRESETS = paper.PRESETS | {  # the paper's with both controls next to FedAC and its base
     "d4": f"{paper.CIFAR10} --method base --rounds 10 {FEATURES}  # who is in the small clusters",
 }
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     script = experiment.Script(
         config=Config,
         presets=PRESETS,

@@ -1,11 +1,13 @@
 """python -m results.fedavg_curriculum.explain --order curriculum anti vanilla --dataset fmnist
 
-How far do clients disagree, and is it less on their easy samples (Section 3.3 of the paper)? The
-runs of fedavg_curriculum.py, with columns of the gradient dissimilarity at the net received,
+How much do clients disagree, and do they disagree less on their easy samples (Section 3.3 of the
+paper)? These are the runs of fedavg_curriculum.py, with columns of the gradient dissimilarity at
+the received model,
 
-  Lambda = sum_m q_m ||grad f_m||^2 / ||sum_m q_m grad f_m||^2 >= 1,
+  Lambda = sum_m q_m ||grad f_m||^2 / ||sum_m q_m grad f_m||^2 >= 1.
 
-where f_m is client m's mean loss on some of its samples and q_m its share of all of these:
+Here f_m is client m's mean loss on some of its samples, and q_m is its fraction of all of these.
+Three columns give Lambda:
 
 lambda_easy  on the easiest fraction b (--pacing-b) of every client's samples
 lambda_all   on all
@@ -27,11 +29,11 @@ from nets import Model
 
 @dataclass
 class Config(paper.Config):
-    """The flags of fedavg_curriculum.py; every order reads those that say what is easy."""
+    """The options of fedavg_curriculum.py. Every order uses those that say what is easy."""
 
     unscored = ()
 
-    pacing_b: float = flag(0.2, "share of the samples at the first step", low=0, high=1)
+    pacing_b: float = flag(0.2, "fraction of the samples at the first step", low=0, high=1)
 
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
@@ -60,7 +62,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 
 def measure(config, fl: common.Federation, t: int, theta, clients, difficulties) -> dict:
-    """lambda_easy, lambda_all and lambda_hard of these clients at theta (P,)."""
+    """Returns lambda_easy, lambda_all and lambda_hard of these clients at theta (P,)."""
     samples = {"lambda_easy": [], "lambda_all": [], "lambda_hard": []}
     for m, difficulty in zip(clients, difficulties, strict=True):
         easy_first = fl.shards[m][np.argsort(difficulty, kind="stable")]
@@ -76,9 +78,9 @@ def measure(config, fl: common.Federation, t: int, theta, clients, difficulties)
 
 
 def dissimilarity(fl: common.Federation, theta: torch.Tensor, samples: list, seeds: list) -> float:
-    """Lambda over the clients' samples [(n_m,)] at theta (P,); 1: all pull the same way.
+    """Returns Lambda over the clients' samples [(n_m,)] at theta (P,); 1: all pull the same way.
 
-    In float64, whatever --dtype is: gradients of easy samples vanish as theta learns them.
+    It is in float64, whatever --dtype is: gradients of easy samples vanish as theta learns them.
     """
     model = Model(fl.model.build, fl.model.device, torch.float64)
     theta = theta.double()
@@ -107,7 +109,7 @@ PRESETS = paper.PRESETS | {
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     script = experiment.Script(
         config=Config,
         presets=PRESETS,
@@ -120,7 +122,7 @@ def main(argv=None) -> None:
 
 
 def plot(df, folder) -> None:
-    """lambda.png: the three over rounds, a row each."""
+    """Plots lambda.png: the three over rounds, a row each."""
     from experiment import report
 
     report.curves(df, folder / "lambda.png", "lambda_easy", "lambda_all", "lambda_hard")

@@ -1,15 +1,16 @@
 """python -m results.fedavg_curriculum.rivals --alpha 0.05 0.9 --lr 0.01
 
-What does a curriculum gain on other ways to choose samples? Rivals that are not the paper's, paced
-by the same a and b:
+What does a curriculum gain on other ways to choose samples? These rivals are not the paper's. The
+same a and b pace them:
 
-balanced        easy first in each class: any prefix holds the easiest fraction of every class
-                (Hacohen and Weinshall, 2019)
-threshold       losses <= lambda, which rises from the loss of sample b N to the largest
-                (self-paced learning, Kumar et al., 2010)
-hard-threshold  losses >= lambda, which rises from the smallest to that of the hardest b N
-                (the idea of FedBalancer, Shin et al., 2022)
---fedlc tau     beside any order: logits calibrated by a client's labels (Zhang et al., 2022)
+- balanced: easy first in each class. Any prefix holds the easiest fraction of every class (Hacohen
+  and Weinshall, 2019).
+- threshold: losses <= lambda, which rises from the loss of sample b N to the largest (self-paced
+  learning, Kumar et al., 2010).
+- hard-threshold: losses >= lambda, which rises from the smallest to the loss where the hardest b N
+  begin (the idea of FedBalancer, Shin et al., 2022).
+
+--fedlc tau works with any order: a client's labels calibrate its logits (Zhang et al., 2022).
 """
 
 import math
@@ -37,7 +38,7 @@ def has_family(config) -> bool:
 
 @dataclass
 class Config(paper.Config):
-    """The flags of fedavg_curriculum.py, with orders more, and FedLC."""
+    """The options of fedavg_curriculum.py, with more orders, and FedLC."""
 
     order: str = flag(
         "curriculum",
@@ -50,7 +51,7 @@ class Config(paper.Config):
 
 
 def name(config: Config) -> str:
-    """The order, with the tau of FedLC where it acts."""
+    """The order, with the tau of FedLC if it acts."""
     if config.fedlc:
         return f"{config.order} fedlc={config.fedlc:g}"
     return config.order
@@ -83,7 +84,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 
 def draw_client_batches(config, fl: common.Federation, t: int, m: int, difficulty: np.ndarray):
-    """The samples of client m at each of its T local steps in round t: (T, B), -1: none."""
+    """Returns the samples of client m at each of its T local steps in round t: (T, B), -1: none."""
     if has_threshold(config):
         return draw_threshold_batches(config, fl, t, m, difficulty)
     if config.order == "balanced":
@@ -93,7 +94,7 @@ def draw_client_batches(config, fl: common.Federation, t: int, m: int, difficult
 
 
 def balance(difficulty: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Ranks (N,), no two alike, in which every class y (N,) is spread evenly, easy first."""
+    """Returns ranks (N,), all different, that spread every class y (N,) evenly, easy first."""
     places = rng.permutation(len(y))
     places = places[np.argsort(difficulty[places], kind="stable")]
     share = np.empty(len(y))  # how much of a sample's class is easier than it
@@ -134,7 +135,7 @@ def draw_threshold_batches(config, fl: common.Federation, t: int, m: int, diffic
 
 
 def count_below(difficulty: np.ndarray, x: float, b: float) -> int:
-    """How many are at most lambda, which x in [0, 1] moves from the b N-th smallest to the last."""
+    """Counts losses up to lambda, which x in [0, 1] moves from the b N-th smallest to the last."""
     N = len(difficulty)
     values = np.sort(difficulty)
     smallest = values[max(1, int(b * N + 1e-9)) - 1]
@@ -146,16 +147,16 @@ def count_below(difficulty: np.ndarray, x: float, b: float) -> int:
 
 
 def calibration(config: Config, fl: common.Federation, clients: np.ndarray) -> torch.Tensor:
-    """tau n_c^(-1/4) of each client (K, C), n_c being its number of samples of class c."""
+    """Returns tau n_c^(-1/4) of each client (K, C). n_c is its number of samples of class c."""
     n = fl.count_labels()[clients].clip(1e-8)  # nowhere 0
     margin = config.fedlc * n**-0.25
     return torch.as_tensor(margin, device=fl.model.device, dtype=fl.model.dtype)
 
 
 def calibrated_loss(out: training.Output) -> torch.Tensor:
-    """Cross-entropy of logits minus their margins, (K,).
+    """Returns the cross-entropy of logits minus their margins, (K,).
 
-    FedLC's own denominator leaves out the true class: then the loss may fall without bound.
+    FedLC's own denominator leaves out the true class. With it the loss may fall without bound.
     """
     margin = out.extra["margin"][:, None]  # of every sample of a client
     return training.cross_entropy(replace(out, logits=out.logits - margin))
@@ -168,7 +169,7 @@ PRESETS = paper.PRESETS | {
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     script = experiment.Script(
         config=Config,
         presets=PRESETS,

@@ -1,9 +1,9 @@
 """python -m results.fedavg_curriculum.schedule --order curriculum shuffled weighted vanilla
 
-Draws schedule.png and trains nothing: above g of the five families of pacing functions (Fig. 9 of
-the paper), below what one client of 500 samples sees under each order, a column for each local
-step. Colour is a sample's rank by difficulty, paler where its loss weighs less. Prints how often
-an order visits the easiest .. hardest fifth of the samples.
+Plots schedule.png, and trains nothing. At the top is g of the five families of pacing functions
+(Fig. 9 of the paper). Below is what one client of 500 samples sees under each order. A column is a
+local step. The colour is a sample's rank by difficulty. It is paler where the loss weighs less.
+Also prints how often an order visits the easiest .. hardest fifth of the samples.
 """
 
 import sys
@@ -27,7 +27,7 @@ PRESETS = {
 
 
 def draw_schedule(configs: list, folder: Path) -> None:
-    """schedule.png, a panel for each config under that of the pacing functions."""
+    """Plots schedule.png: a panel for each config, below the panel of the pacing functions."""
     from matplotlib import pyplot
 
     first = configs[0]
@@ -52,7 +52,7 @@ def draw_schedule(configs: list, folder: Path) -> None:
 
 
 def plot_pacing(config, ax) -> None:
-    """g of each family, at every local step of a client of N samples."""
+    """Plots g of each family, at every local step of a client of N samples."""
     T = config.epochs * -(-N // config.batch_size)
     for family in paper.PACINGS:
         g = [
@@ -64,7 +64,7 @@ def plot_pacing(config, ax) -> None:
 
 
 def draw_client_batches(config) -> tuple:
-    """The client's batches and their weights, (T, B) each: sample i is the i-th easiest."""
+    """Returns the client's batches and weights, (T, B) each: sample i is the i-th easiest."""
     shard = np.arange(N)
     streams = common.Streams(config.seed)
     fl = SimpleNamespace(shards=[shard], sizes=[N], labels=shard, streams=streams)
@@ -72,7 +72,7 @@ def draw_client_batches(config) -> tuple:
 
 
 def show(batches: np.ndarray, weights: np.ndarray, ax):
-    """An image: a column is a step, its samples sorted by difficulty; padding stays blank."""
+    """Returns an image: a column is a step, sorted by difficulty; padding stays blank."""
     ranks = np.where(batches < 0, np.nan, batches / N)
     places = np.argsort(batches, axis=1)
     ranks = np.take_along_axis(ranks, places, axis=1)
@@ -82,14 +82,14 @@ def show(batches: np.ndarray, weights: np.ndarray, ax):
 
 
 def visits_of_fifths(batches: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """(5,): mean visits of a sample, by weight, in the easiest .. hardest fifth."""
+    """Returns (5,): mean visits of a sample, by weight, in the easiest .. hardest fifth."""
     drawn = batches >= 0
     visits = np.bincount(batches[drawn], weights[drawn], minlength=N)
     return visits.reshape(5, -1).mean(1)
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         configs, _ = experiment.parse(Config, PRESETS, __doc__, argv)

@@ -1,7 +1,8 @@
 """python -m results.fedcl_fgn.clock --method cl base --dataset fmnist --alpha 0.1
 
-Does FedCL's doubling pay in time, and do draws by size? The runs of selection.py, timed on devices
-of several spreads: columns clock_0.5, waiting_0.5, .. of each round (not summed).
+This study asks whether FedCL's doubling saves time, and whether selection by size does. It makes
+the runs of selection.py, timed on devices of several spreads. The columns clock_0.5, waiting_0.5,
+.. belong to each round (they are not summed).
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class Federation(Timed, common.Federation):
 
 @dataclass
 class Config(selection.Config):
-    """The flags of selection.py."""
+    """The options of selection.py."""
 
     def federation(self, data, streams) -> Federation:
         return Federation(self, data, streams)
@@ -32,7 +33,7 @@ PRESETS = {
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     script = experiment.Script(
         config=Config,
         presets=PRESETS,

@@ -1,9 +1,9 @@
 """python -m results.fedcl_fgn.compare runs/selection/001 --first "fedavg size"
 
 Compares methods that spent the same uploads. It reads the metrics.csv of one run of selection.py,
-or of several with the same data, budget and trials. It prints the mean accuracy over the last sixth
-of the uploads (`late`, since methods differ in their number of rounds) and the final accuracy. It
-also prints the first method's lead over the others in `late`, paired by trial, with 95 % intervals.
+or of several with the same data, budget and trials. It prints the final accuracy, and `late`, the
+mean accuracy over the last sixth of the uploads: methods differ in their number of rounds. It also
+prints the first method's lead over the others in `late`, paired by trial, with 95 % intervals.
 compare.csv and compare.png, accuracy over uploads, go into the first folder.
 """
 
@@ -19,7 +19,7 @@ RUN = ["method", "trial"]
 
 
 def read_rows(folders: list[Path]) -> pd.DataFrame:
-    """All rows of these runs. A method that several of them trained counts once."""
+    """Returns all rows of these runs. A method that several of them trained counts once."""
     tables = []
     for folder in folders:
         tables.append(pd.read_csv(folder / "metrics.csv", keep_default_na=False, na_values=""))
@@ -27,7 +27,7 @@ def read_rows(folders: list[Path]) -> pd.DataFrame:
 
 
 def per_trial(df: pd.DataFrame) -> pd.DataFrame:
-    """By method and trial: `late` and `final` accuracy, uploads, rounds, samples, megabytes."""
+    """Returns by method and trial: `late`, `final`, uploads, rounds, samples, megabytes."""
     runs = df.groupby(RUN, sort=False)
     is_late = df.uploads > 5 / 6 * runs.uploads.transform("last")
     return pd.DataFrame(
@@ -43,9 +43,9 @@ def per_trial(df: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
-    """By method: means over trials, and `ahead`, `low`, `high`: first - method in `late`.
+    """Returns means over trials by method, and `ahead`, `low`, `high`: first - method in `late`.
 
-    Raises ValueError where methods spent different uploads or trials, or none is `first`.
+    Raises ValueError if methods spent different uploads or trials, or if none is `first`.
     """
     if first not in set(df.method):
         raise ValueError(f"--first {first}: none of {', '.join(df.method.unique())}")
@@ -64,7 +64,7 @@ def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
 
 
 def plot(df: pd.DataFrame, path: Path) -> None:
-    """Accuracy over uploads, straight between tests: mean and deviation over trials."""
+    """Plots accuracy over uploads, straight between tests: mean and deviation over trials."""
     grid = np.linspace(0, df.uploads.max(), 61)[1:]
     curves = []
     for (method, trial), rows in df.dropna(subset="accuracy").groupby(RUN, sort=False):
@@ -77,7 +77,7 @@ def plot(df: pd.DataFrame, path: Path) -> None:
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--first", default="fedavg size")

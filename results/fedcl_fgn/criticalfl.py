@@ -6,10 +6,10 @@ methods on the same selections of clients:
 
 base        FedAvg, or another --base
 cl          FedCL, Algorithm 2 of the paper: fedcl_fgn.py itself
-criticalfl  the rule and the FGN of the later code; --rule paper and --signal paper switch each to
-            the paper's, and both together are `cl`
-early       the control: the base with more clients in its first rounds, without detection, and
-            with the uploads of `cl` in the same trial (`early_sizes`)
+criticalfl  the rule and the FGN of the later code. --rule paper and --signal paper switch each to
+            the paper's form. Both together are `cl`
+early       the control: the base with more clients in its first rounds, without detection. It
+            spends the uploads of `cl` in the same trial (`early_sizes`)
 
 What the later code does that this study does not:
 - It clips every gradient at a norm of 10 before the step. Here no step is clipped. In FGN a
@@ -28,12 +28,12 @@ import fedcl_fgn as paper
 from experiment import flag
 
 WINDOW = 10  # FGNs in a mean
-SURELY = 5  # so many first judgements are critical
+SURELY = 5  # the first judgements, which are critical
 MAX_NORM = 10
 
 
 def is_criticalfl(config) -> bool:
-    """Whether this method is the later code's."""
+    """Whether this method comes from the later code."""
     return config.method == "criticalfl"
 
 
@@ -43,7 +43,7 @@ def uses_delta(config) -> bool:
 
 
 def followed(config) -> dict:
-    """The option that names the method whose uploads `early` spends."""
+    """Returns the option that names the method that `early` follows: it spends its uploads."""
     if config.method == "early":
         return {"method": "cl"}
     return {}
@@ -51,7 +51,7 @@ def followed(config) -> dict:
 
 @dataclass
 class Config(paper.Config):
-    """The options of fedcl_fgn.py, and those of the later code."""
+    """The options of fedcl_fgn.py, and the options of the later code."""
 
     method: str = flag(
         "criticalfl",
@@ -71,7 +71,7 @@ class Config(paper.Config):
     )
 
     def reads_rounds(self) -> bool:
-        """Whether a round depends on their number: `early` follows a whole run of FedCL."""
+        """Whether a round depends on --rounds: `early` follows a whole run of FedCL."""
         return self.method == "early"
 
 
@@ -86,7 +86,7 @@ def name(config: Config) -> str:
 
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
-    """One of the four methods; the first two are those of fedcl_fgn.py."""
+    """Trains one of the four methods. The first two come from fedcl_fgn.py."""
     if config.method in ("base", "cl"):
         paper.federate(config, fl, run)
         return
@@ -119,11 +119,11 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 
 def early_sizes(clients: np.ndarray, M: int) -> np.ndarray:
-    """The clients of each round of `early` (R,), from those of FedCL's rounds (R,).
+    """Returns the number of clients in each round of `early` (R,), from FedCL's numbers (R,).
 
     The first rounds select all M clients. The others select FedCL's mean of its last third, or its
-    mean of all rounds where that is smaller, rounded down. The sum is FedCL's: so the first rounds
-    are as many as that allows, and the round after them selects what is left.
+    mean of all rounds if this is smaller, rounded down. The sum equals FedCL's sum. So it decides
+    the number of first rounds, and the round after them selects what is left.
     """
     R = len(clients)
     last_third = clients[-max(1, R // 3) :]
@@ -137,9 +137,9 @@ def early_sizes(clients: np.ndarray, M: int) -> np.ndarray:
 
 
 def summed_fgn(update: common.Update, eta: float, epochs: int) -> float:
-    """The later code's FGN: eta times the sum of ||g||^2 over an epoch's batches.
+    """Returns the later code's FGN: eta times the sum of ||g||^2 over an epoch's batches.
 
-    It is the mean over epochs and clients, all with the same weight: large clients count more.
+    It is the mean over epochs and clients, all with the same weight. So large clients count more.
     """
     g_sq = np.minimum(update.grad_sq, MAX_NORM**2)
     sums = g_sq * update.steps / epochs
@@ -147,7 +147,7 @@ def summed_fgn(update: common.Update, eta: float, epochs: int) -> float:
 
 
 def judge(config: Config, state: dict, t: int, fgn: float) -> dict:
-    """Sets state["n"], the clients of the next round: the row's column `critical`, if judged."""
+    """Sets state["n"], the next round's clients. Returns the column `critical`, if judged."""
     n = state["n"]
     n_0 = config.clients_per_round
     if config.rule == "paper":
@@ -173,7 +173,7 @@ def judge(config: Config, state: dict, t: int, fgn: float) -> dict:
 def window_grew(fgns: list[float], delta: float) -> bool:
     """Whether the mean of the last ten FGNs is more than 1 + delta times the mean before the last.
 
-    The list begins with zeros, so that it grows until ten FGNs are there.
+    The list begins with zeros, so the mean grows until ten FGNs are there.
     """
     if len(fgns) <= SURELY:
         return True

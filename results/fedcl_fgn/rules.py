@@ -1,9 +1,10 @@
 """Rules for which clients take part in a round, for `--select` of selection.py.
 
-A rule is a function (fl, state, t, n) -> Draw of n clients in round t. state["turns"] holds what
-`remember` noted of every client's turns, state["uploads"] how many uploads are spent. Rules of
-other papers are biased on purpose: no weights make up for it. A rule may keep keys of its own in
-state, for the next rounds. Their values are tensors or plain Python.
+A rule is a function (fl, state, t, n). It returns a `Draw` of n clients for round t.
+state["turns"] holds what `remember` noted of every client's turns. state["uploads"] is the number
+of uploads that are spent. Rules of other papers are biased on purpose: no weights correct it.
+A rule may keep keys of its own in state, for the next rounds. Their values are tensors or plain
+Python.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ class Draw:
 
     clients: np.ndarray  # (n,), ascending
     weights: np.ndarray  # (n,) in the aggregate, of any scale
-    scorers: int = 0  # others that received the net only to score it
+    scorers: int = 0  # others that received the model only to score it
 
 
 def uniform(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
@@ -35,9 +36,9 @@ def uniform(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
 def by_size(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
     """Systematic sampling with inclusion probabilities pi_m in proportion to the sizes.
 
-    Clients lie on a line in random order, each as long as its pi_m; n points at distance 1 pick
-    those they fall upon. Weights N_m / pi_m estimate the mean over all samples without bias. One
-    random number places the points for every n: 8 clients are among the round's 16.
+    Clients lie on a line in random order, and each is as long as its pi_m. n points at distance 1
+    select the clients that they hit. Weights N_m / pi_m estimate the mean over all samples without
+    bias. One random number places the points for every n. So 8 clients are among the round's 16.
     """
     rng = fl.streams("select by size", t)
     pi = inclusion(fl.sizes, n)
@@ -50,7 +51,7 @@ def by_size(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
 
 
 def inclusion(sizes: np.ndarray, n: int) -> np.ndarray:
-    """pi_m (M,) with sum n; who would exceed 1 takes part surely, the others share the rest."""
+    """Returns pi_m (M,) with sum n. A client above 1 gets 1, and the others divide the rest."""
     pi = n * sizes / sizes.sum()
     sure = np.zeros(len(sizes), bool)
     while (pi > 1).any():
@@ -65,13 +66,14 @@ def inclusion(sizes: np.ndarray, n: int) -> np.ndarray:
 
 
 def remember(fl: common.Federation, state: dict, t: int, update: common.Update) -> None:
-    """Notes each client's turn in state["turns"][m]; before the aggregate.
+    """Notes each client's turn in state["turns"][m]. Call it before the aggregate.
 
-    round, loss  of its last turn; times: how many turns it has had
-    bias         (C,) its mean gradient of the output bias, label shares minus predicted ones
+    round, loss  of the client's last turn
+    times        how many turns it has had
+    bias         (C,): its mean gradient of the output bias, label fractions minus predicted ones
     """
     classes = fl.data.classes
-    output = slice(fl.model.trainable - classes, fl.model.trainable)  # a net's last weights
+    output = slice(fl.model.trainable - classes, fl.model.trainable)  # a model's last weights
     moved = update.gather_thetas()[:, output] - state["theta"][output]
     moved = moved.double().cpu().numpy()
     bias = moved / update.length[:, None]
@@ -86,13 +88,13 @@ def remember(fl: common.Federation, state: dict, t: int, update: common.Update) 
 
 
 def mean_losses(fl: common.Federation, theta: Tensor, clients: np.ndarray) -> np.ndarray:
-    """Each client's mean loss (n,) at theta (P,)."""
+    """Returns each client's mean loss (n,) at theta (P,)."""
     scores = fl.score(theta, clients)
     return np.array([losses.mean() for losses, _ in scores])
 
 
 def power_of_choice(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
-    """Of 2n candidates drawn by size the n of largest loss; equal weights."""
+    """Selects the n clients of largest loss among 2n that are selected by size; equal weights."""
     twice = min(2 * n, len(fl.sizes))
     candidates = by_size(fl, state, t, twice).clients
     losses = mean_losses(fl, state["theta"], candidates)
@@ -102,11 +104,12 @@ def power_of_choice(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
 
 
 def oort(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
-    """A share max(.9 .98^t, .2) of the draws tries new clients, the others go by utility.
+    """Selects a fraction max(0.9 * 0.98^t, 0.2) of new clients, and the others by utility.
 
-    Utility: N_m loss_m of the last turn (the mean of its losses, not of their squares), clipped at
-    its 95 % quantile, in [0, 1], plus sqrt(.1 log t / t_m), t_m the round of client m's last turn.
-    Drawn among those at or above .95 of the last that would be in.
+    The utility has two terms. The first is N_m loss_m of the last turn, clipped at its 95 %
+    quantile and scaled to [0, 1]. It uses the mean of the losses, not of their squares. The second
+    is sqrt(0.1 log t / t_m), where t_m is the round of client m's last turn. Clients are selected
+    among those with at least 0.95 of the lowest utility that would be in.
     """
     rng = fl.streams("oort", t)
     tried = np.array(sorted(state["turns"]), dtype=int)
@@ -133,12 +136,12 @@ def oort(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
 
 
 def hics(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
-    """The entropy H_m of a client's labels shows in its output bias; those of high H first.
+    """Selects clients with a high entropy H_m of labels, which their output bias shows.
 
-    Until all have taken part, those who have not. Then clients are clustered (Ward) by the angle
-    between their bias gradients and 10 |H_m - H_j|, and n are drawn: a cluster by
-    exp(gamma mean H), gamma falling from 4 to 0, one of its clients by size; equal weights. The
-    paper may draw a client twice.
+    Clients that have not taken part come first. Then clients are clustered (Ward) by the angle
+    between their bias gradients and 10 |H_m - H_j|. Each selection takes a cluster with probability
+    in proportion to exp(gamma mean H), then one of its clients by size. gamma falls from 4 to 0,
+    and weights are equal. The paper may select a client twice.
     """
     rng = fl.streams("hics", t)
     tried = np.array(sorted(state["turns"]), dtype=int)
@@ -165,17 +168,17 @@ def hics(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
 
 
 def entropy(bias: np.ndarray, temperature: float = 0.1) -> np.ndarray:
-    """H(softmax(b_m / T)) (M,) in nats of the bias gradients b_m (M, C).
+    """Returns H(softmax(b_m / T)) (M,) in nats of the bias gradients b_m (M, C).
 
-    The paper takes the bias's change itself and T = .0025; divided by the steps' length it does
-    not depend on eta or epochs.
+    The paper takes the bias's change itself and T = 0.0025. Here the change is divided by the
+    length of the steps, so it does not depend on eta or epochs.
     """
     log_p = F.log_softmax(torch.as_tensor(bias) / temperature, -1)
     return -(log_p.exp() * log_p).sum(-1).numpy()
 
 
 def cluster_by_bias(bias: np.ndarray, H: np.ndarray, clusters: int) -> np.ndarray:
-    """The clients' clusters (M,) from bias gradients (M, C) and entropies (M,)."""
+    """Returns the clients' clusters (M,) from bias gradients (M, C) and entropies (M,)."""
     from scipy.cluster.hierarchy import fcluster, linkage
 
     length = np.linalg.norm(bias, axis=1, keepdims=True)
@@ -189,7 +192,7 @@ def cluster_by_bias(bias: np.ndarray, H: np.ndarray, clusters: int) -> np.ndarra
 
 
 def spent(config, state: dict, t: int) -> float:
-    """How much of the run is over, from 0 to 1."""
+    """Returns how much of the run is over, from 0 to 1."""
     if config.budget:
         return state["uploads"] / config.budget
     return t / config.rounds
@@ -201,11 +204,13 @@ ANNEAL = 0.95  # alpha for each turn that a client has had
 
 
 def fedcor(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
-    """The clients' losses change from round to round as a Gaussian process N(., K + s^2 I).
+    """Selects the clients that tell most about all losses, from a Gaussian process.
 
-    After uniform rounds in which all score, the client is taken whose fall by alpha_m of its
-    standard deviations draws sum_i p_i loss_i down the furthest, then the next given that one, and
-    so on; alpha_m = .95^(turns of client m). The paper trains K further.
+    The losses change from round to round as N(., K + s^2 I). In the first rounds the selection is
+    uniform, and all clients score. Later, each candidate's loss falls by alpha_m of its standard
+    deviations. The rule takes the client with the largest fall of sum_i p_i loss_i. Given this
+    client, it takes the next, and so on. alpha_m is 0.95^(turns of client m). The paper trains K
+    further.
     """
     M = len(fl.sizes)
     if t <= WARM_UP:
@@ -229,9 +234,10 @@ def fedcor(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
 
 
 def fit_covariance(changes: np.ndarray, rank: int) -> tuple[np.ndarray, float]:
-    """K (M, M) of this rank and s^2, of greatest likelihood for changes (T, M) ~ N(., K + s^2 I).
+    """Returns K (M, M) of this rank and s^2, of greatest likelihood for changes (T, M).
 
-    Probabilistic PCA: the paper ascends the same likelihood by gradients.
+    The model is N(., K + s^2 I), so this is probabilistic PCA. The paper ascends the same
+    likelihood by gradients.
     """
     covariance = np.cov(changes.T, bias=True)
     values, vectors = np.linalg.eigh(covariance)
@@ -242,7 +248,7 @@ def fit_covariance(changes: np.ndarray, rank: int) -> tuple[np.ndarray, float]:
 
 
 def take_greedily(K: np.ndarray, s_sq: float, alpha, p: np.ndarray, n: int) -> list[int]:
-    """FedCor's n clients, in the order in which they are taken."""
+    """Returns FedCor's n clients, in the order in which they are taken."""
     taken = []
     for _ in range(n):
         deviation = np.sqrt(K.diagonal() + s_sq)
@@ -255,7 +261,7 @@ def take_greedily(K: np.ndarray, s_sq: float, alpha, p: np.ndarray, n: int) -> l
 
 
 def condition(K: np.ndarray, s_sq: float, m: int) -> np.ndarray:
-    """The covariance (M, M) of all losses once client m's is known up to noise s^2."""
+    """Returns the covariance (M, M) of all losses once client m's is known up to noise s^2."""
     explained = np.outer(K[m], K[m]) / (K[m, m] + s_sq)
     return K - explained
 
@@ -274,18 +280,18 @@ RULES = {
 
 
 def find_rule(word: str) -> Callable:
-    """The rule of --select."""
+    """Returns the rule of --select."""
     if word in RULES:
         return RULES[word]
     try:
         return load_from_file(word)
-    except (Exception, SystemExit) as error:  # whatever somebody's own file raises
+    except (Exception, SystemExit) as error:  # whatever a user's own file raises
         wanted = f"{', '.join(RULES)} or FILE.py:FUNCTION"
         raise UsageError(f"--select {word}: {first_line(error)}; wanted {wanted}") from error
 
 
 def check_draw(drawn: Draw, n: int, M: int) -> Draw:
-    """The same, its clients in ascending order; ValueError if it is no draw of n of M clients."""
+    """Returns the same selection in ascending order. ValueError unless it has n of M clients."""
     clients = np.array(drawn.clients)
     weights = np.array(drawn.weights, dtype=float)
     are_integers = clients.shape == (n,) and clients.dtype.kind == "i"

@@ -1,7 +1,8 @@
 """python -m results.fedcl_gmm_sync.clock --method fedcl fedcl-fresh fedcl-nofreeze --dataset fmnist
 
-Do phases save waiting, as the title of the paper promises? The runs of controls.py, timed on
-devices of several spreads: columns clock_0.5, waiting_0.5, .. of each round (not summed).
+Do phases save waiting, as the title of the paper promises? These are the runs of controls.py, timed
+on devices of several spreads. The columns clock_0.5, waiting_0.5, .. belong to each round (they are
+not summed).
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class Ensemble(Timed, paper.Ensemble):
 
 @dataclass
 class Config(controls.Config):
-    """The flags of controls.py."""
+    """The options of controls.py."""
 
     def federation(self, data, streams) -> Ensemble:
         fl = super().federation(data, streams)
@@ -27,7 +28,7 @@ class Config(controls.Config):
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     script = experiment.Script(
         config=Config,
         presets=controls.PRESETS,

@@ -1,19 +1,20 @@
 """python -m results.fedcl_gmm_sync.controls --dataset mnist --data-share 0.5 --alpha 0.1
 
-What of FedCL does the work: its phases, or the learning rate that hides in its loss? All of this is
-ours. The paper's methods, and
+What makes FedCL work: its phases, or the learning rate that hides in its loss? All of this is ours.
+The methods are the paper's, and these:
 
-fedcl-fresh         Eq. 21 over the clients of the round alone: those that wait are left out
-fedcl-nofreeze      nobody freezes, and there are no phases
-fedcl/e             FedCL at 1 / e of the learning rate: at tau = 10 its loss is cross-entropy then
-fedgen-e            FedGen at e times the learning rate, the factor that its loss gives FedCL
-fedavg-e            FedAvg at e times the learning rate
-fedcl-nodiversity   FedCL whose generator learns from Eq. 18 as published: without the term
-                    exp(-mean d_z d_epsilon), which fedcl_gmm_sync.py takes from FedGen
-fedgen-nodiversity  FedGen whose generator learns without that term
+- fedcl-fresh: Eq. 21 averages only the clients of the round. Clients that wait are left out.
+- fedcl-nofreeze: nobody freezes, and there are no phases.
+- fedcl/e: FedCL at 1 / e of the learning rate. At tau = 10 its loss is then cross-entropy.
+- fedgen-e: FedGen at e times the learning rate. FedCL gets this factor from its loss.
+- fedavg-e: FedAvg at e times the learning rate.
+- fedcl-nodiversity: FedCL with a generator that learns from Eq. 18 as published. It lacks the term
+  exp(-mean d_z d_epsilon), which fedcl_gmm_sync.py takes from FedGen.
+- fedgen-nodiversity: FedGen with a generator that learns without this term.
 
 fedcl and its variants have one column more, rank_correlation: do generated features obey? It is
-Spearman's, of the difficulty that the generator is given and the one that the global head sees.
+Spearman's correlation of two difficulties. The generator is given one, and the global head sees the
+other.
 """
 
 import math
@@ -46,7 +47,7 @@ def has_generator(config) -> bool:
 
 @dataclass
 class Config(paper.Config):
-    """The flags of fedcl_gmm_sync.py; more methods read some of them."""
+    """The options of fedcl_gmm_sync.py. More methods use some of them."""
 
     method: str = flag(
         "fedcl",
@@ -62,12 +63,12 @@ class Config(paper.Config):
         ),
         choices=METHODS,
     )
-    tau: float = flag(10.0, "loss that parts easy from hard", above=0, high=1e6, when=is_fedcl)
+    tau: float = flag(10.0, "loss between easy and hard samples", above=0, high=1e6, when=is_fedcl)
     lam: float = flag(0.5, "lambda of Eq. 7", above=0, when=is_fedcl)
     thresholds: str = flag("0.8,0.6,0.2", "S, the phases' T, falling", when=has_phases)
-    v: float = flag(0.7, "share of draws at or below beta_T", low=0, high=1, when=has_phases)
+    v: float = flag(0.7, "fraction of scores <= beta_T", low=0, high=1, when=has_phases)
     phase_quorum: float = flag(
-        1.0, "share of frozen clients that ends a phase", above=0, high=1, when=has_phases
+        1.0, "fraction of frozen clients that ends a phase", above=0, high=1, when=has_phases
     )
     generator_hidden: int = flag(256, "width of the generator", low=1, when=has_generator)
 
@@ -76,7 +77,7 @@ class Config(paper.Config):
 
 
 def method_of_paper(config: Config) -> Config:
-    """The paper's method that a control changes, at the control's learning rate."""
+    """Returns the paper's method that a control changes, at the control's learning rate."""
     match config.method:
         case "fedcl-fresh" | "fedcl-nofreeze" | "fedcl-nodiversity":
             return replace(config, method="fedcl")
@@ -131,7 +132,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
 
 @torch.no_grad()
 def rank_correlation(config, fl: common.Federation, state: dict, t: int) -> float:
-    """Spearman's, of asked and realised difficulty of new features; 0 if either is constant."""
+    """Returns Spearman's correlation of asked and realised difficulty; 0 if either is constant."""
     import pandas as pd
 
     head = fl.model.bind(state["theta"][None]).head
@@ -145,14 +146,14 @@ def rank_correlation(config, fl: common.Federation, state: dict, t: int) -> floa
 
 
 VARIANTS = "--method fedcl fedcl-fresh fedcl-nofreeze fedgen-e"
-PRESETS = {  # those of the paper, for FedCL's variants and their control
+PRESETS = {  # the paper's presets, for FedCL's variants and their control
     name: f"{line.partition(' #')[0].replace(' --method fedcl', '')} {VARIANTS}"
     for name, line in paper.PRESETS.items()
 }
 
 
 def main(argv=None) -> None:
-    """The command line; `argv` stands in for it in tests."""
+    """Runs the command line. Tests pass its words as `argv`."""
     script = experiment.Script(
         config=Config,
         presets=PRESETS,
