@@ -81,13 +81,17 @@ def family(claim: str) -> pd.DataFrame:
 
 def effect(row) -> str:
     """Returns one of EFFECTS, or nothing if no number is published."""
-    return row.interval.effect(float(row.paper)) if row.paper else ""
+    if not row.paper:
+        return ""
+    return row.interval.effect(float(row.paper))
 
 
 def p_within(row) -> float:
     """Returns p of two one-sided tests, for a claim of no difference in accuracy; otherwise NaN."""
     is_equivalence = row.sign == "0" and row.measure in ACCURACY
-    return row.interval.p_within(MARGIN) if is_equivalence else np.nan
+    if not is_equivalence:
+        return np.nan
+    return row.interval.p_within(MARGIN)
 
 
 def label(claim: str) -> str:
@@ -168,7 +172,9 @@ def supports(found: Interval, sign: str) -> float:
     widths = found.mean / (found.high - found.mean)
     if sign == "0":
         return -abs(widths)
-    return widths if sign == "+" else -widths
+    if sign == "+":
+        return widths
+    return -widths
 
 
 def outcome(claim: str) -> tuple[str, str, str]:
