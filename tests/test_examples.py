@@ -148,7 +148,7 @@ def test_a_time_series_with_natural_clients(folder):
 
 def test_a_net_of_ones_own_has_features_and_a_head(folder):
     """MOON and the multi-phase algorithm run with it; many clients train at once."""
-    (folder / "mine.py").write_text(RECIPES[4])
+    (folder / "mine.py").write_text(RECIPES[5])
     for line in re.findall(r"python (\w+.py) (--model mine.*)", README):
         command = [sys.executable, str(ROOT / line[0]), *shlex.split(line[1]), "--out", line[0]]
         command += ["--rounds", "2", "--trials", "1", "--jobs", "1", "--clients-per-round", "2"]
@@ -161,7 +161,7 @@ def test_a_net_of_ones_own_has_features_and_a_head(folder):
 
 def test_pretrained_and_frozen_weights(folder):
     """What the file holds is where training begins; frozen weights stay."""
-    (folder / "mine.py").write_text(RECIPES[4])
+    (folder / "mine.py").write_text(RECIPES[5])
     names = recipe(5)
     digits = load_data("digits")
     weights = names["small"](1, 28, 10).state_dict()

@@ -19,7 +19,7 @@ NODES = {
     "bases.py": 1000,
     "training.py": 2420,
     "checks.py": 1300,
-    "data.py": 2600,
+    "data.py": 2700,
     "nets.py": 2700,
     "fedavg_curriculum.py": 1400,
     "client_curriculum.py": 1850,
