@@ -762,3 +762,28 @@ def test_a_sweep_shows_the_consistency_of_every_setting(file, tmp_path):
         dealt = rows[setting.replace("f_ord=0.0", "f_ord=1.0"), trial]
         assert float(row["between"]) <= float(dealt["between"])
         assert float(row["inside"]) >= float(dealt["inside"])
+
+
+def test_rivals_draw_the_clients_before_and_after_algorithm_2(file, tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures = {}
+    honest = Figure.savefig
+
+    def savefig(figure, path, **options):
+        figures[path.name] = figure
+        honest(figure, path, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    flags = f"{FEW} --client-order random coverage --expert-epochs 5 --dataset {file}"
+    rivals.main([*shlex.split(flags), "--out", str(tmp_path)])
+    config = small(file, clients=6, partition="iid", expert_epochs=5, min_size=1)
+    shards, losses, fl = dealt(config, tmp_path / "again")
+    for axis, of_clients in zip(figures["clients.png"].axes, (fl.shards, shards), strict=True):
+        dots, _, [bars] = axis.containers[0]
+        means = np.array([losses[shard].mean() for shard in of_clients])
+        stds = np.array([losses[shard].std() for shard in of_clients])
+        assert dots.get_ydata() == pytest.approx(means, rel=1e-12)
+        ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+        assert ends[:, 1] == pytest.approx(means + stds)
+        assert ends[:, 0] == pytest.approx(np.maximum(means - stds, 0))

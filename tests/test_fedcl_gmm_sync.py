@@ -785,6 +785,13 @@ def test_the_command_line_writes_tables_and_figures(tmp_path, capsys, monkeypatc
     assert any(len(curve) == 3 and np.allclose(curve, mean) for curve in curves)
 
 
+def test_the_studys_command_line(tmp_path):
+    line = f"--method fedcl fedcl-nofreeze fedavg-e {SHORT} --rounds 2 --trials 1"
+    df = launch(tmp_path, line, controls)
+    assert df.rank_correlation.notna().tolist() == [True] * 4 + [False] * 2
+    assert df.phase.notna().tolist() == [True] * 2 + [False] * 4
+
+
 def test_one_client(tmp_path):
     """It holds every label: both protocols agree. Mean, ensemble and its own net are one net."""
     line = "--clients 1 --clients-per-round 1 --rounds 3 --distill 0 --local-steps 1 --trials 1"

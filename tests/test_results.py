@@ -10,7 +10,7 @@ import pytest
 from scipy.special import stdtr
 
 from experiment import report
-from results import clock_answers, evidence, front, reproduce, tables
+from results import clock_answers, evidence, figures, front, reproduce, tables
 
 ROOT = evidence.FOLDER.parent
 WORKS = reproduce.read_works()
@@ -219,6 +219,31 @@ def test_every_claim_of_the_papers_is_judged_or_ours():
     assert set(papers) == names - OURS | {"A1b"}  # A1's other half
     for control in OURS:
         assert tables.CLAIMS.statement.str.contains(f"({control})", regex=False).sum() == 1
+
+
+def test_a_figure_has_all_comparisons_at_the_papers_setting_and_where_they_are_few(monkeypatch):
+    panels = {}
+
+    def keep(axis, rows, title):
+        panels[title] = [(row.claim, row.what) for row in rows]
+
+    monkeypatch.setattr(figures, "draw_panel", keep)
+    monkeypatch.setattr(figures.plt.Figure, "savefig", lambda *_, **__: None)
+    figures.draw("fedcl_gmm_sync")
+    at_papers, smaller, ours = panels.values()
+    table = tables.COMPARISONS
+    rows = table[table.claim.isin(["B1", "B2"])]
+    assert at_papers == list(zip(rows.claim, rows.what, strict=True))  # 9 and 1
+    rows = table[table.claim == "B4"]
+    assert smaller == list(zip(rows.claim, rows.what, strict=True))  # six: few
+    rows = table[table.claim.isin(["E1", "E2", "E20", "E24"])]
+    assert ours == list(zip(rows.claim, rows.what, strict=True))  # twelve: few
+    panels.clear()
+    figures.draw("fedavg_curriculum")
+    rows = panels["Our questions (one row each)"]
+    claims = [claim for claim, _ in rows]
+    assert len(claims) == len(set(claims)) > 10
+    assert all(tables.outcome(claim)[0].startswith(what) for claim, what in rows)
 
 
 def test_the_front_figure_says_what_its_rows_show():
