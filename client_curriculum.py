@@ -370,7 +370,7 @@ def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
 
 
 class CurriculumBatchSampler(torch.utils.data.Sampler):
-    """Batches of N samples, the easiest admitted first: DataLoader(.., batch_sampler=..) takes it.
+    """Batches of N samples that admit the easiest first, for DataLoader(.., batch_sampler=..).
 
     difficulty  (N,), small = easy. Equal ones are admitted in random order
     batch_size  numbers in a batch, at most N. They are places in `difficulty`
@@ -381,8 +381,8 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
 
     Each admitted sample comes once, in random order, before any comes again. If such a pass ends
     within a batch, the next one begins, over the samples that are admitted by then. Iterating is
-    one local round: pacing begins at step 0. For new difficulties make a new sampler. ValueError
-    where a difficulty is NaN, or no sample or no place in the batch is there.
+    one local round: pacing begins at step 0. For new difficulties make a new sampler. Raises
+    ValueError if a difficulty is NaN, or if there is no sample, or if batch_size is below 1.
     """
 
     def __init__(self, difficulty, batch_size: int, steps: int, pacing, rng, ties=None):
