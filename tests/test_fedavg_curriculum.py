@@ -92,26 +92,6 @@ def all_at_once(step):
     return 10**6
 
 
-def order_of(difficulty, seed=0):
-    """The places in the order of their admission: one more at every step, the newcomer is told."""
-    places = []
-    N = len(difficulty)
-    for g in range(1, N + 1):
-        pacing = {0: g}.__getitem__
-        sampler = script.CurriculumBatchSampler(difficulty, g, 1, pacing, rng(), rng(seed))
-        [newcomer] = set(next(iter(sampler))) - set(places)
-        places.append(newcomer)
-    return places
-
-
-def test_the_easiest_are_admitted_first():
-    assert order_of([0.3, 0.1, 0.9, 0.5]) == [1, 0, 3, 2]
-    difficulty = rng(2).random(50)
-    for seed in range(3):
-        assert order_of(difficulty, seed) == np.argsort(difficulty).tolist()
-        assert order_of(-difficulty, seed) == np.argsort(difficulty)[::-1].tolist()
-
-
 def test_every_batch_is_full_and_a_pass_is_used_up_before_the_next():
     draw = rng(5)
     for _ in range(200):

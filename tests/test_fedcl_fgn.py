@@ -82,12 +82,6 @@ def test_scripted_ratios_give_the_specified_sizes():
     assert trajectory(decisions) == [16, 32, 64, 128, 128, 64, 32, 16, 8, 8]
 
 
-def test_halves_are_rounded_down_to_half_of_the_first_size_and_at_least_one():
-    assert trajectory([False] * 5, n_0=1, M=9) == [1] * 6
-    decisions = [True] * 4 + [False] * 5
-    assert trajectory(decisions, n_0=3, M=20) == [3, 6, 12, 20, 20, 10, 5, 2, 1, 1]
-
-
 def test_the_threshold_is_inclusive_and_guarded():
     assert fgn.is_critical(1.0, 1.25, 0.25)
     assert not fgn.is_critical(1.0, 1.2499, 0.25)

@@ -518,21 +518,6 @@ def check(draws, trained=None, t=0, frozen=(), phase=0, began=0, **flags):
     return columns, state | changes
 
 
-def test_beta_T_is_numpys_inverted_cdf_and_counts_add_up():
-    rng = np.random.default_rng(0)
-    for K in (1, 3, 20):
-        draws = {m: rng.normal(size=320) for m in range(K)}
-        pool = np.concatenate(list(draws.values()))
-        for T in (*rng.uniform(0.01, 0.99, 30), 0.8, 0.6, 0.2, 0.9, 0.3):
-            columns, _ = check(draws, thresholds=str(T))
-            beta_T = columns["beta_T"]
-            assert beta_T == np.quantile(pool, T, method="inverted_cdf")
-            below = [(scores <= beta_T).sum() for scores in draws.values()]
-            assert sum(below) == math.ceil(T * 320 * K)
-            shares = [float(word.partition(":")[2]) for word in columns["fractions"].split()]
-            assert shares == pytest.approx(np.array(below) / 320, abs=6e-4)
-
-
 def test_beta_T_where_T_times_N_is_no_float():
     assert math.ceil(0.07 * 6400) == 449  # the trap: it is 448
     assert g.quantile(list(range(1, 6401)), 0.07) == 448
