@@ -24,7 +24,9 @@ from fedcl_fgn import double, halve, is_critical
 
 M = 40  # clients
 N_0 = 8  # that take part in the first round
-EPOCHS, B, ETA = 2, 10, 0.05
+EPOCHS = 2
+B = 10
+ETA = 0.05
 
 
 def train_client(net, x, y, weights, rng, methods) -> float:
@@ -76,7 +78,8 @@ def federate(methods=(), rounds=20, seed=0) -> tuple[list[float], list[int]]:
     net = nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
     n = N_0
     previous = None  # 2: FGN of the round before
-    accuracy, counts = [], []
+    accuracy = []
+    counts = []
     for _ in range(rounds):
         clients = rng.permutation(M)[:n]
         p = np.array([len(shards[m]) for m in clients], dtype=float)
