@@ -373,22 +373,23 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
     """Batches of N samples that admit the easiest first, for DataLoader(.., batch_sampler=..).
 
     difficulty  (N,), small = easy. Equal ones are admitted in random order
-    batch_size  numbers in a batch, at most N. They are places in `difficulty`
+    batch_size  numbers in a batch; more than N are taken as N. They are places in `difficulty`
     steps       how many batches there are
-    pacing      step -> how many samples are admitted, at least one
+    pacing      step -> how many samples are admitted: a whole number, at least 1, not a fraction
     rng         a NumPy generator, or a seed, for the batches and for the order of equal samples
     ties        another one for the order of equal samples
 
     Each admitted sample comes once, in random order, before any comes again. If such a pass ends
-    within a batch, the next one begins, over the samples that are admitted by then. Iterating is
-    one local round: pacing begins at step 0. For new difficulties make a new sampler. Raises
-    ValueError if a difficulty is NaN, or if there is no sample, or if batch_size is below 1.
+    within a batch, the next one begins, over the samples that are admitted by then. So a sample
+    waits for the end of the pass in which it was admitted. Iterating is one local round: pacing
+    begins at step 0. For new difficulties make a new sampler. Raises ValueError if a difficulty is
+    NaN, if there is no sample, if batch_size is below 1, or if pacing returns anything else.
     """
 
     def __init__(self, difficulty, batch_size: int, steps: int, pacing, rng, ties=None):
         difficulty = np.asarray(difficulty)
         if difficulty.ndim != 1 or np.isnan(difficulty).any():
-            raise ValueError("difficulty: wanted one number for each sample")
+            raise ValueError("difficulty: wanted one number for each sample, none of them NaN")
         if min(len(difficulty), batch_size) < 1:
             raise ValueError("wanted at least one sample, and a batch_size of at least 1")
         self.rng = np.random.default_rng(rng)  # of a generator: itself
@@ -406,7 +407,10 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
         queue = np.empty(0, dtype=int)  # what is left of the passes begun so far
         for step in range(self.steps):
             while len(queue) < self.batch_size:
-                admitted = self.easy_first[: max(1, self.pacing(step))]
+                count = self.pacing(step)
+                if not count >= 1 or count % 1:
+                    raise ValueError(f"pacing({step}) is {count}: wanted a whole number of samples")
+                admitted = self.easy_first[: int(count)]
                 admitted = np.sort(admitted)  # who is in decides what is random, not their order
                 queue = np.concatenate([queue, self.rng.permutation(admitted)])
             yield queue[: self.batch_size].tolist()

@@ -143,7 +143,7 @@ def conduct(script: Script, configs: list[Config], command: str) -> None:
     if first.device == "auto" and torch.cuda.is_available() and gpu_fault():
         say(f"--device auto: the CPU is used, since {gpu_fault()}")
     settings, runs = script.plan(configs)
-    trains_alone = len(runs) > ranks()
+    trains_alone = len(runs) >= ranks()
     script.ranks = 1 if trains_alone else ranks()
     with joined_ranks(runs[0].device) as store, workers(runs) as pool:
         counts = count_labels(settings)  # while the workers import

@@ -3,10 +3,10 @@
 Kills runs with SIGKILL at random moments after the first checkpoint, a third of them twice in a
 row, resumes them, and compares with the uninterrupted run: final states and metrics.csv, except its
 seconds, must be identical bit for bit. Takes turns over cases in which every base and method that
-carries state occurs, and over one process, --jobs 2, two ranks of torchrun that share clients, and
-two that take whole runs. Of several processes sometimes the first is killed, sometimes another.
-Flushing a checkpoint to the disk is slowed down, so that many kills land inside a write. Counts
-the processes that are left 5 s after a kill of their parent.
+carries state occurs, and over one process, --jobs 2, three ranks of torchrun that share the clients
+of two runs, and two ranks that take whole runs. Of several processes sometimes the first is killed,
+sometimes another. Flushing a checkpoint to the disk is slowed down, so that many kills land inside
+a write. Counts the processes that are left 5 s after a kill of their parent.
 """
 
 import argparse
@@ -53,10 +53,9 @@ def start(case: str, how: str, folder: Path, *more: str) -> subprocess.Popen:
     if how == "plain":
         program += ["-c", SLOW_FLUSH]
     elif how in ("ranks", "runs"):
-        program += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        count = 3 if how == "ranks" else 2
+        program += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     flags += [*SMALL.split(), "--jobs=2" if how == "jobs" else "--jobs=1", f"--out={folder}", *more]
-    if how == "runs":  # more of them than ranks
-        flags.append("--trials=2")
     return subprocess.Popen(
         [*program, str(ROOT / script), *flags],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

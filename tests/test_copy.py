@@ -54,6 +54,10 @@ def test_the_sampler_and_its_pacing_refuse_what_they_cannot_do(script):
     for difficulty, batch_size in (([], 2), ([0.1, 0.2], 0)):
         with pytest.raises(ValueError, match="at least one sample"):
             copied.CurriculumBatchSampler(difficulty, batch_size, 3, lambda step: 2, 0)
+    for count in (0, 0.5, float("nan")):  # a fraction of the samples is not their number
+        sampler = copied.CurriculumBatchSampler([0.1, 0.2], 1, 3, lambda step, g=count: g, 0)
+        with pytest.raises(ValueError, match="wanted a whole number of samples"):
+            next(iter(sampler))
     with pytest.raises(ValueError, match="cubic: choose linear"):
         copied.pacing("cubic", 0, 8, 10, 0.5, 0.2)
 

@@ -83,14 +83,15 @@ def wait_for_a_checkpoint(folder: Path, process: subprocess.Popen) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_ranks_equal_one_process(name, tmp_path):
+    """Two runs are fewer than three ranks, which therefore share the clients of each run."""
     write_tiny(tmp_path)
     flags = ["--rounds=4", "--eval-every=3"]
-    running = [start(n, name, tmp_path, *flags, f"--out={n}") for n in (0, 2)]
+    running = [start(n, name, tmp_path, *flags, f"--out={n}") for n in (0, 3)]
     for process in running:
         status, errors = finish(process)
         assert status == 0, errors[-2000:]
     expected, states = outcome(tmp_path / "0")
-    rows, states_of_ranks = outcome(tmp_path / "2")
+    rows, states_of_ranks = outcome(tmp_path / "3")
     assert len(rows) >= 4 and close(numbers(rows), numbers(expected))
     assert close(states_of_ranks, states)
 
@@ -100,22 +101,25 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path):
     write_tiny(tmp_path)
     name = SCRIPTS[0]
     flags = ["--rounds=20", "--eval-every=3"]
-    process = start(2, name, tmp_path, *flags, "--out=killed")
+    process = start(3, name, tmp_path, *flags, "--out=killed")
     wait_for_a_checkpoint(tmp_path / "killed", process)
     os.kill(rank(process.pid, 1), signal.SIGKILL)
-    whole = start(2, name, tmp_path, *flags, "--out=whole")
+    whole = start(3, name, tmp_path, *flags, "--out=whole")
     status, errors = finish(process)
     said = [line for line in errors.splitlines() if "--resume continues in killed" in line]
     assert status != 0 and len(said) == 1, errors[-3000:]
     assert "another rank is gone" in said[0] or said[0].startswith("stopped")  # torchrun's SIGTERM
-    status, errors = finish(start(2, name, tmp_path, *flags, "--out=killed", "--resume"))
+    status, errors = finish(start(3, name, tmp_path, *flags, "--out=killed", "--resume"))
     assert status == 0, errors[-2000:]
     assert finish(whole)[0] == 0
     assert same(outcome(tmp_path / "killed"), outcome(tmp_path / "whole"))
 
 
-def test_with_more_runs_than_ranks_each_rank_trains_whole_runs(tmp_path):
-    """The bits are those of one process, which can resume what ranks began, after a kill of one."""
+def test_unless_runs_are_fewer_than_ranks_each_rank_trains_whole_runs(tmp_path):
+    """The bits are those of one process, which can resume what ranks began, after a kill of one.
+
+    Two ranks have four runs, and then four ranks have four.
+    """
     write_tiny(tmp_path)
     name = "fedcl_fgn"
     flags = ["--trials=2", "--rounds=6"]
@@ -123,7 +127,7 @@ def test_with_more_runs_than_ranks_each_rank_trains_whole_runs(tmp_path):
     alone = start(0, name, tmp_path, *flags, "--jobs=1", "--out=alone")
     assert finish(ranks)[0] == finish(alone)[0] == 0
     assert same(outcome(tmp_path / "ranks"), outcome(tmp_path / "alone"))
-    process = start(2, name, tmp_path, *flags, "--out=killed")
+    process = start(4, name, tmp_path, *flags, "--out=killed")
     wait_for_a_checkpoint(tmp_path / "killed", process)
     os.kill(rank(process.pid, 1), signal.SIGKILL)
     process.communicate(timeout=120)

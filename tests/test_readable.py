@@ -22,7 +22,7 @@ NODES = {
     "data.py": 2700,
     "nets.py": 2700,
     "fedavg_curriculum.py": 1400,
-    "client_curriculum.py": 1850,
+    "client_curriculum.py": 1870,
     "fedcl_fgn.py": 1340,
     "fedcl_gmm_sync.py": 3000,
     "fedac_art.py": 2100,
