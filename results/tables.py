@@ -280,7 +280,8 @@ def measured(row) -> str:
 
 def shown(found: Interval, measure: str) -> str:
     """Returns '+4.1 [2.7, 5.6]', with the digits that fit the measure and the interval."""
-    digits = 2 if found.high - found.low < 0.1 else 1
+    ends_near_0 = min(abs(found.low), abs(found.high)) < 0.05  # "0.0" would not say on which side
+    digits = 2 if ends_near_0 or found.high - found.low < 0.1 else 1
     return found.text(DIGITS.get(measure, digits))
 
 
@@ -353,7 +354,7 @@ def doubling(_: str) -> list[str]:
 
 def phases(_: str) -> list[str]:
     """clock.md (b)."""
-    head = ("data", "spread", "method", "time spent waiting")
+    head = ("data", "spread", "method", "time spent waiting, mean over rounds")
     head += ("waiting: method − no freezing, points", "accuracy: method − no freezing, points", "n")
     rows = []
     for data, spread, method, waited, waiting, accuracy in clock_answers.phases():
