@@ -1,21 +1,24 @@
 """What turns an algorithm into an experiment: options, runs on disk, processes, tables, figures.
 
 A script calls `main(Script(..), argv)`. Read the docstrings of `Script`, `Run`, `flag` and `main`:
-they say all that a script must know. These are the modules, from the command line to the report:
+they say all that a script must know. A command goes through these modules:
 
-- command.py: main reads the options, plans the runs, has them trained, and reports
-- flags.py: options, and the configs of a sweep
-- runs.py: Script.plan, Run.rounds, Run.record
-- processes.py: workers, torchrun's ranks, signals, GPUs
-- disk.py: a folder and its checkpoints
-- terminal.py: what is printed
-- report.py: tables and figures
+1. command.py: `main` has `conduct` do the following, and says in one line what went wrong
+2. flags.py: `parse` makes a config for each point of the sweep
+3. runs.py: `Script.plan` makes a `Run` for each method, setting and trial
+4. places.py: `workers` starts processes; command.py's `build_all` reads the data meanwhile
+5. disk.py: `claim` makes the folder this command's
+6. places.py: `train_all` has every run trained, in processes.py's workers or ranks, or here
+7. runs.py: `train` calls the script's `federate`, which loops over `Run.rounds`
+8. report.py: tables and figures
+
+machine.py knows memory and GPUs, terminal.py what is printed.
 """
 
 from . import report
 from .command import main, stop
 from .flags import Config, about_flag, flag, parse
-from .processes import keep_heap
+from .machine import keep_heap
 from .runs import Run, Script, train
 
 __all__ = [

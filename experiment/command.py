@@ -9,14 +9,10 @@ An error ends a command with one line and an exit status:
 - 143: SIGTERM
 """
 
-import contextlib
-import dataclasses
 import datetime
 import itertools
 import json
-import math
 import os
-import pickle
 import shlex
 import subprocess
 import sys
@@ -25,34 +21,29 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from joblib import cpu_count
 
 from checks import is_out_of_memory
 from common import NonFiniteError
 from data import UsageError, first_line
 
 from . import report
-from .disk import choose_folder, claim, locked, written_aside
+from .disk import choose_folder, claim, locked, refuse_results, written_aside
 from .flags import Config, parse
+from .machine import GPU_ERRORS, gpu_fault, keep_heap
+from .places import train_all, workers
 from .processes import (
     FAILED_START,
-    GPU_ERRORS,
     ROOT,
-    Workers,
-    gpu_fault,
-    has_group,
     is_starting,
     joined_ranks,
-    keep_heap,
     leave_group,
     on_first_rank,
     rank,
     ranks,
     sigterm_as_ctrl_c,
-    tell_parent,
 )
-from .runs import Run, Script, train
-from .terminal import Progress, patient_output, say
+from .runs import Run, Script
+from .terminal import patient_output, say
 
 
 def main(script: Script, argv: list[str] | None = None) -> None:
@@ -84,8 +75,8 @@ def main(script: Script, argv: list[str] | None = None) -> None:
             status, line = explain(error)
             if status == 5:
                 line += resume_hint(script)
-            trains_alone = script.folder is not None and script.ranks == 1
-            stop(status, f"error: {line}", trains_alone)
+            is_own = script.folder is not None and script.ranks == 1
+            stop(status, f"error: {line}", is_own)
 
 
 def refuse_strangers() -> None:
@@ -112,12 +103,12 @@ def explain(error: Exception) -> tuple[int, str]:
     raise error
 
 
-def stop(status: int, line: str, trains_alone=False) -> None:
+def stop(status: int, line: str, is_own=False) -> None:
     """Ends this process. torchrun ends all ranks with the first, so this one should speak.
 
-    trains_alone  whether no other rank meets the same error
+    is_own  whether the error is this rank's own: no other one meets the same
     """
-    if trains_alone:
+    if is_own:
         print(line, file=sys.stderr, flush=True)
     else:
         say(line)
@@ -136,21 +127,23 @@ def resume_hint(script: Script) -> str:
 
 
 def conduct(script: Script, configs: list[Config], command: str) -> None:
-    """Trains every run and reports. Data, model and partition are checked before that."""
+    """Trains every run and reports, after `build_all` has read the data and built the models."""
     began = time.time()
     first = configs[0]
     torch.set_num_threads(first.threads)
     if first.device == "auto" and torch.cuda.is_available() and gpu_fault():
         say(f"--device auto: the CPU is used, since {gpu_fault()}")
     settings, runs = script.plan(configs)
-    trains_alone = len(runs) >= ranks()
-    script.ranks = 1 if trains_alone else ranks()
+    takes_whole_runs = len(runs) >= ranks()
+    script.ranks = 1 if takes_whole_runs else ranks()
+    if first.out and not first.resume:
+        refuse_results(Path(first.out))  # before anything that takes time
     with joined_ranks(runs[0].device) as store, workers(runs) as pool:
-        counts = count_labels(settings)  # while the workers import
+        counts = build_all(settings)  # while the workers import
         script.folder = on_first_rank(lambda: choose_folder(first, name_of(script)))
         with locked(script.folder):
             on_first_rank(lambda: claim(script.folder, runs, first.resume))
-            if trains_alone:
+            if takes_whole_runs:
                 leave_group()
             train_all(runs, pool, store)
             if rank() > 0:
@@ -180,10 +173,11 @@ def commit() -> str | None:
         return None
 
 
-def count_labels(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
-    """Returns the samples of each class that every client has in a setting's first run, (M, C).
+def build_all(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
+    """Reads the data, deals the samples and builds the model of every method's first trial.
 
-    This builds what will be trained. Raises UsageError if data, model and partition do not fit.
+    Returns how many samples of each class every client has, {setting: (M, C)}: the methods of a
+    setting have the same. Raises UsageError if data, model and partition do not fit.
     """
     counts = {}
     for setting, runs in settings.items():
@@ -207,7 +201,7 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
         dataset = "several data sets"  # each setting names its own
     with written_aside(script.folder) as folder:
         df = report.write_metrics(rows, folder, f"{dataset}, {first.config.trials} trials")
-        results = report.conclude(df, folder)
+        results = report.write_results(df, folder)
     with written_aside(script.folder, report.FIGURES) as folder:
         report.plot_partition(counts, folder, dataset)
         if any(finite.values()):
@@ -223,104 +217,3 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
             summary["card"] = torch.cuda.get_device_name()
         (folder / "summary.json").write_text(json.dumps(summary | results, indent=1))
     print(f"results: {script.folder}")
-
-
-# ------------------------------------------------------------------------- where runs are trained
-
-
-def train_all(runs: list[Run], pool: Workers | None, store) -> None:
-    """Trains every run: in workers, in ranks that take whole runs, or one after the other here."""
-    progress = Progress(sum(run.config.rounds for run in runs))
-    with progress.bar:
-        if pool:
-            train_in_workers(runs, pool, progress)
-        elif store and not has_group():
-            train_in_ranks(runs, store, progress)
-        else:
-            for run in runs:
-                train(run, progress)
-
-
-def train_in_workers(runs: list[Run], pool: Workers, progress: Progress) -> None:
-    """Trains runs in workers. Those that use another run's result come after all others."""
-    for waits in (False, True):
-        group = [run for run in runs if run.waits == waits]
-        tasks = [task_of(run) for run in group]
-        for run in group:
-            vars(run).pop("fl", None)  # its worker builds one of its own
-        for place, result in pool.carry_out(tasks, progress):
-            vars(group[place]).update(result)
-    pool.end()  # their memory is not needed for figures
-
-
-def task_of(run: Run) -> tuple:
-    """Returns what a worker needs to make and train this run."""
-    script = dataclasses.replace(run.script, plot=None, draw=None, presets={}, doc="")
-    return train_in_worker, script, run.config, run.trial
-
-
-def train_in_worker(script: Script, config: Config, trial: int) -> dict:
-    return train(script.run(config, trial), tell_parent)
-
-
-def train_in_ranks(runs: list[Run], store, progress: Progress) -> None:
-    """Each rank takes the next free run until none is left. Rank 0 then waits for the others."""
-    mine = []
-    while (place := store.add("taken", 1) - 1) < len(runs):
-        run = runs[place]
-        if run.waits:
-            wait_for(store, run.needed)
-        train(run, progress)
-        store.set(run.file, "trained")
-        mine.append(run)
-    if rank() > 0:
-        return
-    for run in runs:
-        wait_for(store, run.file)
-        if run not in mine:
-            run.restore()
-            run.state = {}
-            progress(str(run), run.config.rounds, math.nan)
-
-
-def wait_for(store, file: str) -> None:
-    """Returns once a rank has trained this run, without a time limit."""
-    while not store.check([file]):
-        time.sleep(0.2)
-
-
-def count_processes(runs: list[Run]) -> int:
-    """Returns --jobs, by default one for each --threads cores, or GPU; at most one for each run."""
-    config = runs[0].config
-    if ranks() > 1:
-        return 1
-    automatic = cpu_count() // config.threads
-    if runs[0].device == "cuda":
-        automatic = torch.cuda.device_count()
-    return min(len(runs), config.jobs or max(1, automatic))
-
-
-def workers(runs: list[Run]):
-    """Starts workers for these runs, or none if this process trains them itself."""
-    count = count_processes(runs)
-    if count > 1 and (fault := unknown_to_workers(task_of(runs[0]))):
-        say(f"runs go one after another in this process: {fault}")
-        count = 1
-    if count == 1:
-        return contextlib.nullcontext()
-    return Workers(count, runs[0].device == "cuda")
-
-
-def unknown_to_workers(task: tuple) -> str:
-    """Says why a worker could not import what this task names; nothing if it can."""
-    try:
-        names = pickle.dumps(task)
-    except Exception as error:  # a lambda, a function in another one
-        return first_line(error)
-    file = getattr(sys.modules["__main__"], "__file__", None) or ""
-    if b"__main__" in names and not os.path.isfile(file):
-        return "workers cannot import a program without a file, such as a notebook"
-    if sys.version_info < (3, 11):  # there a new process searches the current folder first
-        for name in {path.stem for path in Path().iterdir()} & sys.stdlib_module_names:
-            return f"in this folder, workers would import {name} instead of Python's own"
-    return ""

@@ -17,7 +17,8 @@ from filelock import FileLock, Timeout
 
 from data import UsageError, first_line
 
-from .processes import GPU_ERRORS, on_first_rank
+from .machine import GPU_ERRORS
+from .processes import on_first_rank
 from .terminal import say
 
 # ---------------------------------------------------------------------------------- checkpoints
@@ -132,6 +133,12 @@ def locked(folder: Path):
 RESULTS = ("metrics.csv", "summary.json", "checkpoints/*-trial*.pt")
 
 
+def refuse_results(folder: Path) -> None:
+    """Raises UsageError if there are results in the folder."""
+    if any([*folder.glob(pattern)] for pattern in RESULTS):
+        raise UsageError(f"--out {folder}: holds results; --resume continues")
+
+
 def claim(folder: Path, runs: list, resume: bool) -> None:
     """Makes the folder this command's, if it holds no results, or --resume says so.
 
@@ -143,8 +150,8 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
         half.unlink()
     for half in folder.glob(".results-*"):
         shutil.rmtree(half)
-    if not resume and any([*folder.glob(pattern)] for pattern in RESULTS):
-        raise UsageError(f"--out {folder}: holds results; --resume continues")
+    if not resume:
+        refuse_results(folder)
     mine = {run.path for run in runs}
     for run in runs:
         similar = {*folder.glob(f"checkpoints/{run.label}-????????-trial{run.trial}.pt")}

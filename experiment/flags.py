@@ -17,7 +17,7 @@ from bases import BASES
 from data import DATASETS, PARTITIONS, Data, UsageError
 from nets import NETS
 
-from .processes import gpu_fault
+from .machine import gpu_fault
 
 LARGEST = 1e18  # of a float: products of two such numbers still fit into float32
 
@@ -147,10 +147,8 @@ class Config:
     def check(self) -> None:
         """Raises UsageError for a value outside its limits, and where options contradict."""
         for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            fault = fault_of(value, about_flag(type(self), name))
-            if fault and name not in self.computed:
-                raise UsageError(f"{option(name)} {value}: choose {fault}")
+            if name not in self.computed:
+                check_value(type(self), name, getattr(self, name))
         if self.clients_per_round > self.clients:
             raise UsageError(f"--clients-per-round: choose at most --clients {self.clients}")
         if 0 < self.parts < self.clients:
@@ -159,7 +157,10 @@ class Config:
             raise UsageError(f"--device cuda: {gpu_fault()}")
 
     def reads_rounds(self) -> bool:
-        """Whether a round depends on --rounds. If none does, --resume may add rounds."""
+        """Whether a round depends on --rounds. A Config whose rounds do not returns False.
+
+        Then --resume may add rounds.
+        """
         return True
 
     def federation(self, data: Data, streams: common.Streams) -> common.Federation:
@@ -203,6 +204,12 @@ KINDS = {
     int: (numbers.Integral, "a whole number"),
     float: (numbers.Real, "a number"),
 }
+
+
+def check_value(config_class, name: str, value) -> None:
+    """Raises UsageError if an option cannot have this value."""
+    if fault := fault_of(value, about_flag(config_class, name)):
+        raise UsageError(f"{option(name)} {value}: choose {fault}")
 
 
 def fault_of(value, about: dict) -> str:
@@ -264,6 +271,8 @@ def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list,
         value = getattr(given, name)
         values = value if isinstance(value, list) else [value]
         grid[name] = list(dict.fromkeys(values))
+        for value in grid[name]:
+            check_value(config_class, name, value)
     configs = []
     for point in itertools.product(*grid.values()):
         config = config_class(**dict(zip(grid, point, strict=True)))
@@ -314,17 +323,14 @@ def add_option(group, config_class, name: str) -> None:
         return
     if about["role"] not in ("free", "length"):
         options["nargs"] = "+"
-    take = functools.partial(convert, about)
-    group.add_argument(option(name), type=take, metavar=about["kind"].__name__, **options)
+    kind = about["kind"]
+    take = functools.partial(convert, kind)
+    group.add_argument(option(name), type=take, metavar=kind.__name__, **options)
 
 
-def convert(about: dict, word: str):
-    """Returns a word of the command line as a value of the option's type, inside its limits."""
+def convert(kind: type, word: str):
+    """Returns a word of the command line as a value of this type, if it is one."""
     try:
-        value = about["kind"](word)
+        return kind(word)
     except ValueError:
-        value = word  # of no allowed type, as `fault_of` says
-    fault = fault_of(value, about)
-    if fault:
-        raise argparse.ArgumentTypeError(f"{word}: choose {fault}")
-    return value
+        return word  # `check_value` says what is wanted

@@ -1,12 +1,9 @@
-"""How processes start, talk and end: workers on this machine, torchrun's ranks, signals, GPUs.
+"""How processes start, talk and end: workers on this machine, torchrun's ranks, signals.
 
 Nothing here knows what a run is.
 """
 
 import contextlib
-import ctypes
-import functools
-import gc
 import multiprocessing
 import os
 import re
@@ -24,6 +21,8 @@ import torch
 import torch.distributed as dist
 
 from data import UsageError, first_line
+
+from .machine import keep_heap, take_gpu
 
 ROOT = str(Path(__file__).parent.parent)
 
@@ -48,47 +47,6 @@ def sigterm_as_ctrl_c():
         signal.signal(signal.SIGTERM, before)
 
 
-def keep_heap() -> None:
-    """Keeps large buffers in the heap: giving pages back costs up to a third of a step's time."""
-    gc.freeze()  # nor need the collector walk through torch's own objects: 3 % of a round
-    if sys.platform == "linux":
-        M_TRIM_THRESHOLD = -1
-        M_MMAP_THRESHOLD = -3
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-
-
-def trim_heap() -> None:
-    """Gives free memory back to the system: rounds of different sizes leave gaps."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-@functools.cache
-def gpu_fault() -> str:
-    """Says why no kernel runs on a GPU here (none, too old, full); nothing if one does.
-
-    A rank of torchrun takes the GPU of its own number.
-    """
-    if not torch.cuda.is_available():
-        return "torch finds no GPU here"
-    try:
-        take_gpu(int(os.environ.get("LOCAL_RANK", 0)))
-        torch.ones(1, device="cuda").sum().item()
-    except RuntimeError as error:
-        return f"the GPU cannot be used ({first_line(error)})"
-    return ""
-
-
-GPU_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
-
-
-def take_gpu(number: int) -> None:
-    """From now on "cuda" means this GPU. Numbers beyond the last GPU begin again."""
-    torch.cuda.set_device(number % torch.cuda.device_count())
-
-
 # ----------------------------------------------------------------------- workers on this machine
 
 FAILED_START = 70  # exit status of a worker that would run the whole script once more
@@ -97,7 +55,8 @@ FAILED_START = 70  # exit status of a worker that would run the whole script onc
 class Workers:
     """Processes that carry out tasks for this one, and end with it.
 
-    They begin to import now, while this process continues. They find modules where it found its
+    A task is a tuple (function, *arguments): a function of a module, and what pickle can send. They
+    begin to import now, while this process continues. They find modules where it found its
     own, and never in the current folder: another checkout may lie there.
     """
 
@@ -265,7 +224,8 @@ def rank() -> int:
 def joined_ranks(device: str):
     """Joins the processes of `torchrun --nproc-per-node N script.py ..`, if this is one of them.
 
-    Yields their common store, or None. The store outlives their group, which trains a run together.
+    Yields their common store, or None. The ranks are a group that trains every run together, until
+    `leave_group`. The store outlives it.
     """
     if ranks() < 2:
         yield None
@@ -283,9 +243,6 @@ def joined_ranks(device: str):
 
 def join_group(device: str) -> dist.Store:
     """Meets the other ranks. UsageError if the environment is not as torchrun makes it."""
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-        if name not in os.environ:
-            raise UsageError(f"WORLD_SIZE is {ranks()}, but {name} is not set: start with torchrun")
     end_with(os.getppid())
     backend = "gloo"
     gpus = torch.cuda.device_count()
@@ -295,12 +252,13 @@ def join_group(device: str) -> dist.Store:
         store, _, _ = next(dist.rendezvous("env://"))
         dist.init_process_group(backend, store=store, rank=rank(), world_size=ranks())
     except (ValueError, RuntimeError) as error:
-        raise UsageError(f"the ranks do not meet: {first_line(error)}") from None
+        fault = f"{ranks()} ranks do not meet, were they started by torchrun?"
+        raise UsageError(f"{fault} ({first_line(error)})") from None
     return store
 
 
 def has_group() -> bool:
-    """Whether this process trains every run together with others."""
+    """Whether this process shares the clients of every run with other ranks."""
     return dist.is_available() and dist.is_initialized()
 
 

@@ -22,7 +22,8 @@ from nets import SIDE
 
 from .disk import load, save
 from .flags import Config
-from .processes import gpu_fault, has_group, is_first, on_first_rank, trim_heap
+from .machine import gpu_fault, trim_heap
+from .processes import has_group, is_first, on_first_rank
 from .terminal import say
 
 # counted from round 1 on
@@ -195,8 +196,8 @@ class Run:
         """Takes rows and state from the checkpoint."""
         vars(self).update(load(self.path, self.fingerprint, self.device))
         if len(self.rows) > self.config.rounds:
-            change = f"rounds {len(self.rows)}, not {self.config.rounds}"
-            raise UsageError(f"--resume: {self.path} holds another run ({change})")
+            advice = f"choose at least --rounds {len(self.rows)}"
+            raise UsageError(f"--resume: {self.path} is longer, {advice}")
 
     @property
     def needed(self) -> str:

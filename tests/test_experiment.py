@@ -252,11 +252,11 @@ def test_a_folder_that_cannot_be_written_costs_one_line(words, work, capsys):
 
 def test_limits_say_what_is_wanted(work, capsys):
     line = refused(capsys, "--hold-out", "1")
-    assert line == "error: --hold-out: 1: choose a number of at most 0.99"
-    assert "--lr: 0: choose a number above 0" in refused(capsys, "--lr", "0")
-    assert "--rounds: 0: choose a whole number of at least 1" in refused(capsys, "--rounds", "0")
-    assert "--rounds: x: choose a whole number" in refused(capsys, "--rounds", "x")
-    assert "--method: x: choose one of a, b, late" in refused(capsys, "--method", "x")
+    assert line == "error: --hold-out 1.0: choose a number of at most 0.99"
+    assert "--lr 0.0: choose a number above 0" in refused(capsys, "--lr", "0")
+    assert "--rounds 0: choose a whole number of at least 1" in refused(capsys, "--rounds", "0")
+    assert "--rounds x: choose a whole number" in refused(capsys, "--rounds", "x")
+    assert "--method x: choose one of a, b, late" in refused(capsys, "--method", "x")
 
 
 def test_a_config_of_a_program_is_checked_as_the_command_line_is():
@@ -652,7 +652,7 @@ def test_results_are_not_deleted_unasked(work, capsys):
     for more in (["--rounds=2"], ["--method=a"], []):
         assert "r: holds results; --resume continues" in refused(capsys, "--out=r", *more)
     line = refused(capsys, "--out=r", "--rounds=2", "--resume")
-    assert "rounds 4, not 2" in line
+    assert "choose at least --rounds 4" in line
     assert files("r") == before
 
 
@@ -722,8 +722,7 @@ def test_two_commands_in_one_folder(work, capsys):
     start("--out=r")
     before = files("r")
     with experiment.disk.locked(Path("r")):
-        for more in ([], ["--resume"]):
-            assert "another command works there" in refused(capsys, "--out=r", *more)
+        assert "another command works there" in refused(capsys, "--out=r", "--resume")
     assert files("r") == before
     start("--out=r", "--resume")  # the lock is gone with its holder
 
@@ -891,7 +890,7 @@ def test_signals_are_restored(work):
 
 
 def test_progress_without_a_terminal_is_a_line_every_tenth(capsys):
-    progress = experiment.command.Progress(40)
+    progress = experiment.terminal.Progress(40)
     for t in range(1, 41):
         progress("a trial 1", t, float(t) if t > 4 else float("nan"))
     first, *lines = capsys.readouterr().err.splitlines()
@@ -901,7 +900,7 @@ def test_progress_without_a_terminal_is_a_line_every_tenth(capsys):
 
 def test_progress_in_a_terminal_is_a_bar_with_the_last_accuracy(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = experiment.command.Progress(40)
+    progress = experiment.terminal.Progress(40)
     progress("a trial 1", 30, 12.34)
     progress.bar.refresh()
     shown = capsys.readouterr().err
@@ -1097,7 +1096,7 @@ def test_a_reader_that_is_gone_stops_no_training(jobs, work):
 
 def test_a_wrong_environment_of_torchrun_is_one_line(work, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "WORLD_SIZE is 2, but RANK is not set" in refused(capsys)
+    assert "started by torchrun" in refused(capsys)
     for word in ("", "x", "1"):
         monkeypatch.setenv("WORLD_SIZE", word)
         monkeypatch.setenv("RANK", "1")

@@ -172,7 +172,7 @@ def test_runs_that_diverged_before_the_first_test_keep_what_they_cost():
 def test_nothing_but_diverged_runs(tmp_path, capsys):
     rows = [{"setting": "", "method": m, "trial": 0, "round": 1, "diverged": 1} for m in "ab"]
     df = report.write_metrics(rows, tmp_path, "digits, 1 trials")
-    summary = report.conclude(df, tmp_path)
+    summary = report.write_results(df, tmp_path)
     assert [run["method"] for run in summary["results"]] == ["a", "b"]
 
 
@@ -181,7 +181,7 @@ def test_what_is_written(tmp_path, capsys):
     df = report.write_metrics(rows, tmp_path, "digits, 4 trials")
     read = pd.read_csv(tmp_path / "metrics.csv", keep_default_na=False)
     assert read.to_dict("records") == rows
-    summary = json.loads(json.dumps(report.conclude(df, tmp_path), allow_nan=False))
+    summary = json.loads(json.dumps(report.write_results(df, tmp_path), allow_nan=False))
     assert [run["final"] for run in summary["results"]] == FOUR["a"] + FOUR["b"] + FOUR["c"]
     assert len(summary["paired"]) == 6
     table = pd.read_csv(tmp_path / "table.csv")
