@@ -451,16 +451,13 @@ def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tupl
 def plot(df, folder) -> None:
     """Prints the gains over vanilla, A_o, and writes the consistency of clients (Section 4.1).
 
-    consistency.csv has the columns inside and between. difficulty.png shows each round's
-    expert_loss.
+    consistency.csv has the columns inside and between.
     """
     report.print_gains(report.per_trial(df), "vanilla")
     table = df.groupby(["setting", "trial"], sort=False)[["inside", "between"]].first()
     table.to_csv(folder / "consistency.csv")
     means = table.groupby("setting", sort=False).mean().round(3)
     print(f"\nstd of the expert's loss inside clients, and of the clients' means\n{means}")
-    label = "expert's loss of the round's clients, nats"
-    report.curves(df.rename(columns={"expert_loss": label}), folder / "difficulty.png", label)
 
 
 # The names are the paper's figures. If an option is given twice, the last one counts. What follows

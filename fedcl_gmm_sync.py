@@ -663,8 +663,8 @@ def plot(df, folder: Path) -> None:
         print("\nto FedAvg's final accuracy")
         print(table.groupby(["setting", "method"], sort=False).mean())
     if "phase" in df:
-        df = df.dropna(subset="phase")
-        report.curves(df, folder / "phases.png", "phase", "frozen", "beta_T")
+        df = df.dropna(subset="phase").rename(columns={"frozen": "frozen clients"})
+        report.curves(df, folder / "phases.png", "phase", "frozen clients", "beta_T")
 
 
 def rounds_to_fedavg(df):

@@ -187,7 +187,7 @@ def test_common_targets_by_hand():
     assert whole.reached.tolist() == [1, 1, 1, 1]
 
 
-def test_fgn_png_draws_fgn_clients_and_critical_rounds(tmp_path, monkeypatch):
+def test_fgn_png_draws_fgn_and_clients(tmp_path, monkeypatch):
     """Read from the drawn lines: means over the trials, a column per setting."""
     saved = {}
     keep = lambda figure, path, **_: saved.update({Path(path).name: figure})  # noqa: E731
@@ -201,8 +201,8 @@ def test_fgn_png_draws_fgn_clients_and_critical_rounds(tmp_path, monkeypatch):
         runs.append(scripted("fedavg+cl", accuracy, sizes, [0, 0, 1], 1, setting))
     fgn.plot(pd.concat(runs), tmp_path)
     lines = [axis.lines[0].get_ydata().tolist() for axis in saved["fgn.png"].axes]
-    assert len(lines) == 6
-    for expected in ([5, 8, 3], [8, 8, 3], [0.5, 0, 1], [2, 2, 2]):
+    assert len(lines) == 4
+    for expected in ([5, 8, 3], [8, 8, 3], [2, 2, 2]):
         assert expected in lines
 
 
