@@ -18,7 +18,7 @@ How this differs from the paper, and why:
 - Consistency is the standard deviation of the raw loss inside a client. With scores that sum to 1
   it could not reach the paper's 0.5. The paper's 0.01 for IID clients needs --no-stratify.
 - Every round has K clients. If fewer of the pool are left, they begin the next round and go to the
-  end of the next pool, so no round has a client twice. With short rounds the paper's setting would
+  end of the next pool. So no round has a client twice. With short rounds the paper's setting would
   take 109 rounds, not 100.
 - The pool never has fewer than K clients.
 - By default vanilla clients take part in turn. Algorithm 1 selects K at random in each round:

@@ -66,8 +66,8 @@ How this differs from the paper:
 - The paper has larger data, 100 clients, 100 rounds of 10 clients, and 10 epochs. Here LeNet-5
   learns scikit-learn's digits: 1437 images to train it, 360 to test it.
 
-This file prints in each round the pool's size and expert_loss, the mean loss of this round's
-clients under the expert: it is small if they are easy.
+This file prints in each round the pool's size and expert_loss. This is the mean loss of the round's
+clients under the expert, and small if they are easy.
 
 ../client_curriculum.py adds data sets, models, four other pacing functions, a falling learning
 rate, other algorithms in place of FedAvg, trials, figures and GPUs. With `--dtype float64` its

@@ -37,8 +37,8 @@ The pacing function g grows from b N to N in the first a T steps:
     f(x) = x (linear), x^2 (quadratic), sqrt(x) (root), 0 but 1 if x = 1 (step)
            or (e^(10 x) - 1) / (e^10 - 1) (exponential)
 
-Other orders to compare with: anti (the largest loss first), random (a random order in each round,
-with the same g) and vanilla (g = N, which is FedAvg).
+Other orders to compare with: anti has the largest loss first. In random the order is random in each
+round, and g is the same. vanilla has g = N, which is FedAvg.
 
 How this differs from the paper:
 - The paper's linear, quadratic, root and step functions end above N, and its exponential function

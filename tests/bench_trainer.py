@@ -176,7 +176,7 @@ def compare(works: dict, repeats: int):
 
 
 def lenet5(flags):
-    """LeNet-5: one epoch of 600 samples a client, batch 10."""
+    """LeNet-5 trains one epoch of 600 samples a client, in batches of 10."""
     n = flags.samples or 600
     shares = np.random.default_rng(1).dirichlet([0.1] * 10, 10).sum(0)
     uneven = np.maximum((shares * n).astype(int), 1)
@@ -190,7 +190,7 @@ def lenet5(flags):
 
 
 def big(flags):
-    """Big nets: 4 clients of 32 samples, batch 16, on a CPU trained one client at a time."""
+    """Four clients of 32 samples train big models, one client at a time, in batches of 16."""
     n = min(flags.samples or 32, 32)
     nets = {
         "ResNet-9": "resnet9",
@@ -217,7 +217,7 @@ ROUND = ["--trials", "1", "--jobs", "1", "--order", "vanilla", "--device", "cpu"
 
 
 def start(flags):
-    """From the command to its end, imports, tables and figures included."""
+    """The seconds last from the command to its end, with imports, tables and figures."""
     yield head("command", "seconds (range)")
     with tempfile.TemporaryDirectory() as folder:
         one_round = [*ROUND, "--rounds", "1", "--out", f"{folder}/run"]
@@ -342,7 +342,7 @@ def median_and_range(values: list[float]) -> str:
 
 
 def single(flags):
-    """One run, seconds a round: LeNet-5, K of 100 clients of 600 samples, batch 10, one epoch."""
+    """Seconds a round of one run: LeNet-5, K of 100 clients of 600 samples, batch 10, one epoch."""
     works = {
         "K=10, 1x28x28": (10, 1, 28),
         "K=20, 1x28x28": (20, 1, 28),
@@ -361,14 +361,16 @@ def single(flags):
 
 
 def pfl(flags):
-    """pfl-research's CIFAR-10 benchmark: its CNN (1.63 million weights), 1,500 rounds of 50 clients
-    x 5 steps of batch 10, of 1,000 clients; a sample of rounds, extrapolated."""
+    """pfl-research's CIFAR-10 benchmark trains its CNN (1.63 million weights) for 1,500 rounds. In
+    a round, 50 of 1,000 clients take 5 steps of batch 10. A few rounds were run, and
+    extrapolated."""
     return compare_rivals(flags, PFL, flags.samples or 50, 3, 32, 1500)
 
 
 def pfllib(flags):
-    """PFLlib's quick start: its CNN (0.58 million weights), 20 clients of 2,625 samples of 1x28x28,
-    all of them in each of 2,000 rounds, one epoch, batch 10; a sample of rounds, extrapolated."""
+    """PFLlib's quick start trains its CNN (0.58 million weights) for 2,000 rounds. In a round, all
+    20 clients train one epoch of 2,625 samples of 1x28x28 in batches of 10. A few rounds were run,
+    and extrapolated."""
     return compare_rivals(flags, PFLLIB, flags.samples or 2625, 1, 28, 2000)
 
 
@@ -382,8 +384,9 @@ STEPS = {  # a net, clients, samples of each, channels, side
 
 
 def step(flags):
-    """A local step as a fraction of a plain loop's, which indexes tensors and has torch's own
-    optimizer. CPU time, one thread, batch 10, momentum 0.9; medians of the turns (range)."""
+    """A local step's time is shown as a fraction of a plain loop's. The loop indexes tensors and
+    has torch's own optimizer. CPU time of one thread, batch 10, momentum 0.9; medians of the turns
+    (range)."""
     before = f"ours at {commit_of(flags.before)}" if flags.before else "ours once more"
     yield head("model", "plain loop, ms a step", "DataLoader's loop", before, "ours")
     for name, (net, K, samples, channels, side) in STEPS.items():
@@ -423,8 +426,8 @@ def take_turn(process: subprocess.Popen, word: str) -> float:
 
 
 def throughput(flags):
-    """An experiment: as many runs side by side as there are cores, one thread each. LeNet-5, 10 of
-    100 clients of 600 samples, batch 10, one epoch."""
+    """As many runs as cores are trained side by side, with one thread each. A run trains LeNet-5
+    with 10 of 100 clients of 600 samples, one epoch in batches of 10."""
     yield head(
         "images", "contestant", f"rounds a second of {CORES} runs", "seconds a round and run"
     )
@@ -464,7 +467,7 @@ def gpu(flags):
     """One epoch of 600 samples a client (ResNets: 200, group norm), batch 10. The loop's time is
     that of 10 clients, scaled; error is the largest difference of weights in float64."""
     until = time.perf_counter() + flags.minutes * 60
-    yield head("net", "clients", "loop, s a round", "ours", "deterministic", "error")
+    yield head("model", "clients", "loop, s a round", "ours", "deterministic", "error")
     for name, channels, side, samples, norm in (
         ("lenet5", 1, 28, 600, "batch"),
         ("lenet5", 3, 32, 600, "batch"),
@@ -497,11 +500,11 @@ def gpu(flags):
 
 def machine(device: str) -> str:
     if device == "cuda":
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+        return f"Machine: {torch.cuda.get_device_name()}, torch {torch.__version__}"
     threads = torch.get_num_threads()
     instructions = torch.backends.cpu.get_cpu_capability()  # AVX2, AVX512, ..
     cores = f"{platform.machine()} with {instructions}, {CORES} cores, {threads} threads"
-    return f"{cores}, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
+    return f"Machine: {cores}, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
 
 
 def write(name: str, table: str) -> None:
@@ -545,7 +548,7 @@ def main() -> None:
         title = f"{' '.join(part.__doc__.split())} {machine(flags.device)}."
         if flags.samples and part in (pfl, pfllib):
             title += (
-                f" Here a client has {flags.samples} samples, and minutes are those of such rounds."
+                f" Here a client has {flags.samples} samples, and the minutes are for such rounds."
             )
         print(f"\n{title}\n")
         lines = []

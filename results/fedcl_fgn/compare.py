@@ -4,7 +4,7 @@ Compares methods that spent the same uploads. It reads the metrics.csv of one ru
 or of several with the same data, budget and trials. It prints the final accuracy, and `late`, the
 mean accuracy over the last sixth of the uploads: methods differ in their number of rounds. It also
 prints the first method's lead over the others in `late`, paired by trial, with 95 % intervals.
-compare.csv and compare.png, accuracy over uploads, go into the first folder.
+It writes compare.csv and compare.png (accuracy over uploads) into the first folder.
 """
 
 import argparse

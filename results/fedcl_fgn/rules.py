@@ -1,10 +1,9 @@
 """Rules for which clients take part in a round, for `--select` of selection.py.
 
 A rule is a function (fl, state, t, n). It returns a `Draw` of n clients for round t.
-state["turns"] holds what `remember` noted of every client's turns. state["uploads"] is the number
-of uploads that are spent. Rules of other papers are biased on purpose: no weights correct it.
-A rule may keep keys of its own in state, for the next rounds. Their values are tensors or plain
-Python.
+`remember` notes every client's turns in state["turns"]. The uploads that are spent are
+state["uploads"]. A rule may keep keys of its own in state, for the next rounds. Their values are
+tensors or plain Python. Rules of other papers are biased on purpose: no weights correct it.
 """
 
 from collections.abc import Callable
@@ -36,9 +35,10 @@ def uniform(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
 def by_size(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
     """Systematic sampling with inclusion probabilities pi_m in proportion to the sizes.
 
-    Clients lie on a line in random order, and each is as long as its pi_m. n points at distance 1
-    select the clients that they hit. Weights N_m / pi_m estimate the mean over all samples without
-    bias. One random number places the points for every n. So 8 clients are among the round's 16.
+    Clients lie on a line in random order, and each is as long as its pi_m. The n points on this
+    line have distance 1, and select the clients that they hit. Weights N_m / pi_m estimate the mean
+    over all samples without bias. One random number places the points for every n. So the round's 8
+    clients would be among its 16.
     """
     rng = fl.streams("select by size", t)
     pi = inclusion(fl.sizes, n)
@@ -140,8 +140,8 @@ def hics(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
 
     Clients that have not taken part come first. Then clients are clustered (Ward) by the angle
     between their bias gradients and 10 |H_m - H_j|. Each selection takes a cluster with probability
-    in proportion to exp(gamma mean H), then one of its clients by size. gamma falls from 4 to 0,
-    and weights are equal. The paper may select a client twice.
+    in proportion to exp(gamma mean H), then one of its clients by size. Here gamma falls from 4 to
+    0, and weights are equal. The paper may select a client twice.
     """
     rng = fl.streams("hics", t)
     tried = np.array(sorted(state["turns"]), dtype=int)
