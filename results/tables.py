@@ -141,13 +141,14 @@ def claims(script: str) -> list[str]:
     """Returns a line for each claim, and each question of our own, with one comparison."""
     if script == "theory":
         return theory_claims()
-    head = ("claim", "published", "comparison that speaks most against it", "ours [95 %]", "n")
-    head += ("published effect", "for, against, undecided", "setting", "label")
+    head = ("claim", "published effect", "comparison that speaks most against it")
+    head += ("ours [95 %], n", "for, against, undecided", "setting", "label")
     rows = []
     for claim, about in of_script(script).iterrows():
-        found = (*outcome(claim), effects(claim), tally(claim))
-        statement = f"{claim} {about.statement}"
-        rows.append((statement, about.paper, *found, about.setting, label(claim)))
+        what, ours, n = outcome(claim)
+        published = "; ".join(filter(None, (about.paper, effects(claim))))
+        found = (published, what, f"{ours}, n={n}", tally(claim), about.setting, label(claim))
+        rows.append((f"{claim} {about.statement}", *found))
     return markdown(head, rows)
 
 
@@ -181,9 +182,7 @@ def outcome(claim: str) -> tuple[str, str, str]:
     """Returns the comparison in the claim's line, its interval and n; or what was measured."""
     for row in telling(claim).itertuples():
         return measured(row), shown(row.interval, row.measure), str(row.interval.n)
-    if claim in MEASURED:
-        return MEASURED[claim]()
-    return "not yet measured", "", ""
+    return MEASURED[claim]()
 
 
 def effects(claim: str) -> str:
@@ -214,7 +213,7 @@ def agreement() -> tuple[str, str, str]:
         row = table.loc[f"fgn {reading} same", "fim other"]
         percent = 100 * row
         found.append(f"{reading} {percent['alike']:.0f} (by chance {percent['by chance']:.0f})")
-    return "% of rounds that FGN and FedFIM judge alike", ", ".join(found), "3"
+    return "% of rounds that FGN and FedFIM judge equally", ", ".join(found), "3"
 
 
 def cost() -> tuple[str, str, str]:
@@ -330,7 +329,7 @@ def statements(_: str) -> list[str]:
 
     They come from check.json. A remark of more than 20 words stays in that file.
     """
-    head = ("statement", "as printed", "bound / measured", "corrected", "bound / measured")
+    head = ("statement", "as published", "bound / measured", "corrected", "bound / measured")
     head += ("sharp: bound / measured", "remark")
     fields = ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio")
     fields += ("sharp_ratio", "note")
