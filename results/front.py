@@ -1,8 +1,8 @@
 """python -m results.front
 
 Plots results/front.png, the figure of the front page, from differences.csv and claims.csv. A blue
-dot is what an algorithm gains on ordinary training: the mean over n paired trials, with its 95 %
-interval. An orange dot is its gain on a control. A diamond is the gain in the paper, hollow where
+dot is what an algorithm gains over ordinary training: the mean over n paired trials, with its 95 %
+interval. An orange dot is its gain over a control. A diamond is the gain in the paper, hollow where
 the paper's setting is larger than ours.
 """
 
@@ -115,7 +115,7 @@ def published(row: Row, found: pd.Series) -> float:
 
 
 def draw_row(axis, y: float, row: Row) -> None:
-    """Plots the gain above, the gain on the control below, and their names on the left."""
+    """Plots the gain above, the gain over the control below, and their names on the left."""
     gain = find(*row.gain)
     control = find(*row.control)
     draw_interval(axis, y - 0.12, gain, BLUE)
@@ -137,8 +137,8 @@ def main() -> None:
     for y, row in enumerate(ROWS):
         axis.axhspan(y - 0.5, y + 0.5, color="0.96" if y % 2 == 0 else "w", zorder=0)
         draw_row(axis, y, row)
-    axis.plot([], [], "o-", color=BLUE, linewidth=3, label="gain on ordinary training")
-    axis.plot([], [], "o-", color=ORANGE, linewidth=3, label="gain on a control")
+    axis.plot([], [], "o-", color=BLUE, linewidth=3, label="gain over ordinary training")
+    axis.plot([], [], "o-", color=ORANGE, linewidth=3, label="gain over a control")
     axis.plot([], [], "kD", label="the paper")
     axis.plot([], [], "kD", markerfacecolor="w", label="the paper, larger setting")
     figure.legend(ncols=4, fontsize=9, frameon=False, loc=(0.005, 0.895), columnspacing=1)
