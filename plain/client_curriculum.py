@@ -32,7 +32,7 @@ divided at random. Then the training begins:
             the server sends theta to all M clients, and each of them sends back
                 L_m <- the mean loss of its samples under theta                 Eq. 1
             the server sorts the clients: the smallest L_m is first
-            the first g(u) clients are the pool, which joins the end of the queue in random order,
+            the first g(t) clients are the pool, which joins the end of the queue in random order,
             but clients that still wait in the queue come last: so no round has a client twice
         the server sends theta to the first K clients in the queue, which leave it
         each of these clients m, which holds N samples:
@@ -42,10 +42,9 @@ divided at random. Then the training begins:
             p_m   <- N of client m / (the sum of N over these clients)
             theta <- sum_m p_m theta_m
 
-Here u = K t counts the clients that have trained, of U = K rounds in all. The pacing function g
-grows from b M to M in the first a U of them:
+The pacing function g grows from b M to M in the first a R of R rounds:
 
-    g(u) = b M + (1 - b) M x, rounded down, at least K                  x = u / (a U), at most 1
+    g(t) = b M + (1 - b) M x, rounded down, at least K                  x = t / (a R), at most 1
 
 The data curriculum is Algorithm 1: at each of T local steps the batch comes from the first g(step)
 of the client's samples, sorted by their loss. This g grows from b N to N in the first a T steps,
@@ -88,31 +87,31 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-OPTIONS = {  # name: default, help; names and defaults are those of the script
-    "client_order": ("curriculum", "the clients that come first: easy, hard, random, or all"),
-    "data_order": ("curriculum", "a client's samples that come first: easy, hard, random, or all"),
-    "score": ("G", "the loss is that of the global model theta (G), or of the expert (E)"),
-    "f_ord": (1.0, "fraction of a client's samples that is divided by difficulty"),
-    "expert_epochs": (2, "the expert's passes over all samples"),
-    "client_a": (0.8, "a of the clients, fraction of the updates until all are in the pool"),
-    "client_b": (0.2, "b of the clients, fraction of them in the first pool"),
-    "pacing_a": (0.8, "a of the samples, fraction of the local steps until all are admitted"),
-    "pacing_b": (0.2, "b of the samples, fraction of them that is admitted at the first step"),
-    "clients": (20, "M, all clients"),
-    "clients_per_round": (4, "K, clients of a round"),
-    "alpha": (0.2, "how equal the clients' labels are (small: very different)"),
-    "min_size": (1, "fewest samples of a client"),
-    "rounds": (50, "communication rounds"),
-    "epochs": (1, "E, a client takes as many steps as E passes over its samples"),
-    "batch_size": (10, "B, samples in a batch"),
-    "lr": (0.01, "the clients' learning rate"),
-    "momentum": (0.9, "of the clients' SGD"),
-    "weight_decay": (5e-4, "of the clients' SGD"),
-    "seed": (202207, "of all random numbers"),
-    "trial": (0, "another number gives other clients, initial weights and batches"),
+OPTIONS = {  # default, help; names and defaults are those of the script
+    "--client-order": ("curriculum", "the first clients: easy, hard, random, or all"),
+    "--data-order": ("curriculum", "a client's first samples: easy, hard, random, or all"),
+    "--score": ("G", "the loss is that of the global model theta (G), or of the expert (E)"),
+    "--f-ord": (1.0, "fraction of a client's samples that is divided by difficulty"),
+    "--expert-epochs": (2, "the expert's passes over all samples"),
+    "--client-a": (0.8, "a of the clients, fraction of the rounds until all are in the pool"),
+    "--client-b": (0.2, "b of the clients, fraction of them in the first pool"),
+    "--pacing-a": (0.8, "a of the samples, fraction of the local steps until all are admitted"),
+    "--pacing-b": (0.2, "b of the samples, fraction of them that is admitted at the first step"),
+    "--clients": (20, "M, all clients"),
+    "--clients-per-round": (4, "K, clients of a round"),
+    "--alpha": (0.2, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (1, "fewest samples of a client"),
+    "--rounds": (50, "communication rounds"),
+    "--epochs": (1, "E, a client takes as many steps as E passes over its samples"),
+    "--batch-size": (10, "B, samples in a batch"),
+    "--lr": (0.01, "the clients' learning rate"),
+    "--momentum": (0.9, "of the clients' SGD"),
+    "--weight-decay": (5e-4, "of the clients' SGD"),
+    "--seed": (202207, "of all random numbers"),
+    "--trial": (0, "another number gives other clients, initial weights and batches"),
 }
 ORDERS = ("curriculum", "anti", "random", "vanilla")
-CHOICES = {"client_order": ORDERS, "data_order": ORDERS, "score": ("G", "E")}
+CHOICES = {"--client-order": ORDERS, "--data-order": ORDERS, "--score": ("G", "E")}
 
 
 # ---------------------------------------------------------------------------------- the algorithm
@@ -208,9 +207,8 @@ def partition_by_difficulty(config, shards, y, losses):
 def choose_pool(config, t, L):
     """The clients that join the queue in round t, in random order. L (M,): all mean losses."""
     K = config.clients_per_round
-    u = K * t
-    U = K * config.rounds
-    size = g(config.client_order, u, U, config.clients, config.client_a, config.client_b)
+    M = config.clients
+    size = g(config.client_order, t, config.rounds, M, config.client_a, config.client_b)
     size = max(size, K)
     first_to_last = sort(config.client_order, L, stream(config, "client ties", t))
     pool = np.sort(first_to_last[:size])  # same numbers
@@ -255,7 +253,7 @@ def take_batches(config, first_to_last, rng):
 
 
 def g(order, step, T, N, a, b):
-    """The pacing function: how many of N clients or samples are admitted at a step of T."""
+    """The pacing function: how many of N clients or samples are admitted at step 0, 1, .. of T."""
     if order == "vanilla":
         return N
     x = 1.0
@@ -306,8 +304,7 @@ def load_data():
     x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
     x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
     x = x.round().double()  # bytes, as the script has; float64, as NumPy has
-    samples = np.arange(len(y))
-    train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
+    train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
     x = (x - x[train].mean()) / x[train].std(correction=0)
     return x[train], y[train], x[test], y[test]
 
@@ -338,7 +335,7 @@ def partition(config, y):
 
 def make_model(rng):
     """LeNet-5 with PyTorch's initial weights."""
-    torch.manual_seed(int(rng.integers(2**31)))
+    torch.manual_seed(rng.integers(2**31))
     model = nn.Sequential(
         nn.Conv2d(1, 6, 5),
         nn.ReLU(),
@@ -359,13 +356,14 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for name, (default, text) in OPTIONS.items():
-        option = "--" + name.replace("_", "-")
-        choices = CHOICES.get(name)
+    for option, (default, text) in OPTIONS.items():
+        choices = CHOICES.get(option)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
+    if min(config.alpha, config.batch_size, config.lr, config.min_size, config.rounds) <= 0:
+        parser.error("--alpha, --batch-size, --lr, --min-size, --rounds: choose numbers above 0")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

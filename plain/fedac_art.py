@@ -74,28 +74,28 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-OPTIONS = {  # name: default, help; names and defaults are those of the script
-    "method": ("fedac", "fedac: FedAC; base: FedAvg, where all samples count the same"),
-    "rho": (0.6, "smallest match, the vigilance: large for many clusters"),
-    "art_alpha": (0.01, "large: small templates win less often"),
-    "art_beta": (1.0, "how far a template moves, at most 1"),
-    "quantile": (0.5, "T is this quantile of the sizes"),
-    "w_small": (0.5, "weight of P1, alpha of Eq. 8"),
-    "w_large": (1.0, "weight of P2, beta of Eq. 8"),
-    "clients": (10, "M, all clients"),
-    "clients_per_round": (10, "n, clients of a round"),
-    "alpha": (0.5, "how equal the clients' labels are (small: very different)"),
-    "min_size": (10, "fewest samples of a client"),
-    "rounds": (10, "communication rounds"),
-    "epochs": (5, "E, a client's passes over its samples in a round"),
-    "batch_size": (64, "samples in a batch"),
-    "lr": (0.01, "the clients' learning rate"),
-    "momentum": (0.9, "of the clients' SGD"),
-    "weight_decay": (1e-5, "of the clients' SGD"),
-    "seed": (202207, "of all random numbers"),
-    "trial": (0, "another number gives other clients, initial weights and batches"),
+OPTIONS = {  # default, help; names and defaults are those of the script
+    "--method": ("fedac", "fedac: FedAC; base: FedAvg, where all samples count the same"),
+    "--rho": (0.6, "smallest match, the vigilance: large for many clusters"),
+    "--art-alpha": (0.01, "large: small templates win less often"),
+    "--art-beta": (1.0, "how far a template moves, at most 1"),
+    "--quantile": (0.5, "T is this quantile of the sizes"),
+    "--w-small": (0.5, "weight of P1, alpha of Eq. 8"),
+    "--w-large": (1.0, "weight of P2, beta of Eq. 8"),
+    "--clients": (10, "M, all clients"),
+    "--clients-per-round": (10, "n, clients of a round"),
+    "--alpha": (0.5, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (10, "fewest samples of a client"),
+    "--rounds": (10, "communication rounds"),
+    "--epochs": (5, "E, a client's passes over its samples in a round"),
+    "--batch-size": (64, "samples in a batch"),
+    "--lr": (0.01, "the clients' learning rate"),
+    "--momentum": (0.9, "of the clients' SGD"),
+    "--weight-decay": (1e-5, "of the clients' SGD"),
+    "--seed": (202207, "of all random numbers"),
+    "--trial": (0, "another number gives other clients, initial weights and batches"),
 }
-CHOICES = {"method": ("fedac", "base")}
+CHOICES = {"--method": ("fedac", "base")}
 
 
 # ---------------------------------------------------------------------------------- the algorithm
@@ -228,8 +228,7 @@ def load_data():
     x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
     x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
     x = x.round().double()  # bytes, as the script has; float64, as NumPy has
-    samples = np.arange(len(y))
-    train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
+    train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
     x = (x - x[train].mean()) / x[train].std(correction=0)
     return x[train], y[train], x[test], y[test]
 
@@ -260,7 +259,7 @@ def partition(config, y):
 
 def make_model(rng):
     """LeNet-5 with PyTorch's initial weights."""
-    torch.manual_seed(int(rng.integers(2**31)))
+    torch.manual_seed(rng.integers(2**31))
     model = nn.Sequential(
         nn.Conv2d(1, 6, 5),
         nn.ReLU(),
@@ -281,13 +280,14 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for name, (default, text) in OPTIONS.items():
-        option = "--" + name.replace("_", "-")
-        choices = CHOICES.get(name)
+    for option, (default, text) in OPTIONS.items():
+        choices = CHOICES.get(option)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
+    if min(config.alpha, config.batch_size, config.lr, config.min_size, config.rounds) <= 0:
+        parser.error("--alpha, --batch-size, --lr, --min-size, --rounds: choose numbers above 0")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

@@ -75,25 +75,25 @@ PACINGS = {  # f(x), where x grows from 0 to 1
     "step": lambda x: x >= 1 - 1e-9,  # x may be rounded down
     "exponential": lambda x: math.expm1(10 * x) / math.expm1(10),
 }
-OPTIONS = {  # name: default, help; names and defaults are those of the script
-    "order": ("curriculum", "the samples that come first: easy, hard, random, or all at once"),
-    "pacing": ("linear", "f, the shape of the pacing function"),
-    "pacing_a": (0.8, "a, fraction of the local steps until all samples are admitted"),
-    "pacing_b": (0.2, "b, fraction of the samples that are admitted at the first step"),
-    "clients": (50, "M, all clients"),
-    "clients_per_round": (10, "K, clients of a round"),
-    "alpha": (0.1, "how equal the clients' labels are (small: very different)"),
-    "min_size": (1, "fewest samples of a client"),
-    "rounds": (20, "communication rounds"),
-    "epochs": (5, "E, a client takes as many steps as E passes over its samples"),
-    "batch_size": (10, "B, samples in a batch"),
-    "lr": (0.01, "the clients' learning rate"),
-    "momentum": (0.9, "of the clients' SGD"),
-    "weight_decay": (5e-4, "of the clients' SGD"),
-    "seed": (202207, "of all random numbers"),
-    "trial": (0, "another number gives other clients, initial weights and batches"),
+OPTIONS = {  # default, help; names and defaults are those of the script
+    "--order": ("curriculum", "the samples that come first: easy, hard, random, or all at once"),
+    "--pacing": ("linear", "f, the shape of the pacing function"),
+    "--pacing-a": (0.8, "a, fraction of the local steps until all samples are admitted"),
+    "--pacing-b": (0.2, "b, fraction of the samples that are admitted at the first step"),
+    "--clients": (50, "M, all clients"),
+    "--clients-per-round": (10, "K, clients of a round"),
+    "--alpha": (0.1, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (1, "fewest samples of a client"),
+    "--rounds": (20, "communication rounds"),
+    "--epochs": (5, "E, a client takes as many steps as E passes over its samples"),
+    "--batch-size": (10, "B, samples in a batch"),
+    "--lr": (0.01, "the clients' learning rate"),
+    "--momentum": (0.9, "of the clients' SGD"),
+    "--weight-decay": (5e-4, "of the clients' SGD"),
+    "--seed": (202207, "of all random numbers"),
+    "--trial": (0, "another number gives other clients, initial weights and batches"),
 }
-CHOICES = {"order": ("curriculum", "anti", "random", "vanilla"), "pacing": tuple(PACINGS)}
+CHOICES = {"--order": ("curriculum", "anti", "random", "vanilla"), "--pacing": tuple(PACINGS)}
 
 
 # ---------------------------------------------------------------------------------- the algorithm
@@ -212,8 +212,7 @@ def load_data():
     x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
     x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
     x = x.round().double()  # bytes, as the script has; float64, as NumPy has
-    samples = np.arange(len(y))
-    train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
+    train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
     x = (x - x[train].mean()) / x[train].std(correction=0)
     return x[train], y[train], x[test], y[test]
 
@@ -244,7 +243,7 @@ def partition(config, y):
 
 def make_model(rng):
     """LeNet-5 with PyTorch's initial weights."""
-    torch.manual_seed(int(rng.integers(2**31)))
+    torch.manual_seed(rng.integers(2**31))
     model = nn.Sequential(
         nn.Conv2d(1, 6, 5),
         nn.ReLU(),
@@ -265,13 +264,14 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for name, (default, text) in OPTIONS.items():
-        option = "--" + name.replace("_", "-")
-        choices = CHOICES.get(name)
+    for option, (default, text) in OPTIONS.items():
+        choices = CHOICES.get(option)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
+    if min(config.alpha, config.batch_size, config.lr, config.min_size, config.rounds) <= 0:
+        parser.error("--alpha, --batch-size, --lr, --min-size, --rounds: choose numbers above 0")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

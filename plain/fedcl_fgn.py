@@ -35,7 +35,7 @@ How this differs from the paper:
 - FGN has no minus sign. The sign cancels in Eq. 2.
 - ||g_k||^2 is the mean over batches, while the weights change. The paper's text means single
   samples, and does not say at which weights.
-- The first round counts as critical, because FGN(-1) does not exist.
+- The first round counts as critical: FGN(-1), which does not exist, is taken as 0.
 - E counts epochs, as in Section 5.1. The paper's Algorithm 1 (FedAvg) has E iterations.
 - The paper does not state the batch size, the momentum, lr_decay and the number of rounds.
 - The paper has larger data and models. Here LeNet-5 learns scikit-learn's digits: 1437 images to
@@ -59,24 +59,24 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-OPTIONS = {  # name: default, help; names and defaults are those of the script
-    "method": ("cl", "cl: FedCL; base: FedAvg, with n_0 clients in every round"),
-    "delta": (0.01, "growth of FGN that makes a round critical, as a fraction"),
-    "clients": (128, "M, all clients"),
-    "clients_per_round": (16, "n_0, clients of the first round"),
-    "alpha": (0.1, "how equal the clients' labels are (small: very different)"),
-    "min_size": (1, "fewest samples of a client"),
-    "rounds": (60, "communication rounds"),
-    "epochs": (2, "E, a client's passes over its samples in a round"),
-    "batch_size": (4, "samples in a batch"),
-    "lr": (0.01, "eta, the clients' learning rate in the first round"),
-    "lr_decay": (0.99, "eta is multiplied by this after every round"),
-    "momentum": (0.9, "of the clients' SGD"),
-    "weight_decay": (1e-5, "of the clients' SGD"),
-    "seed": (202207, "of all random numbers"),
-    "trial": (0, "another number gives other clients, initial weights and batches"),
+OPTIONS = {  # default, help; names and defaults are those of the script
+    "--method": ("cl", "cl: FedCL; base: FedAvg, with n_0 clients in every round"),
+    "--delta": (0.01, "growth of FGN that makes a round critical, as a fraction"),
+    "--clients": (128, "M, all clients"),
+    "--clients-per-round": (16, "n_0, clients of the first round"),
+    "--alpha": (0.1, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (1, "fewest samples of a client"),
+    "--rounds": (60, "communication rounds"),
+    "--epochs": (2, "E, a client's passes over its samples in a round"),
+    "--batch-size": (4, "samples in a batch"),
+    "--lr": (0.01, "eta, the clients' learning rate in the first round"),
+    "--lr-decay": (0.99, "eta is multiplied by this after every round"),
+    "--momentum": (0.9, "of the clients' SGD"),
+    "--weight-decay": (1e-5, "of the clients' SGD"),
+    "--seed": (202207, "of all random numbers"),
+    "--trial": (0, "another number gives other clients, initial weights and batches"),
 }
-CHOICES = {"method": ("cl", "base")}
+CHOICES = {"--method": ("cl", "base")}
 
 
 # ---------------------------------------------------------------------------------- the algorithm
@@ -88,7 +88,7 @@ def federate(config, model):
     shards = partition(config, y)
     n_0 = config.clients_per_round
     n = n_0
-    previous_fgn = None
+    previous_fgn = 0.0
     for t in range(config.rounds):
         eta = config.lr * config.lr_decay**t
         # stream(): random numbers for this purpose and round
@@ -141,12 +141,10 @@ def server_update(messages, eta):
 
 
 def is_critical(previous, fgn, delta):
-    """Eq. 2: whether FGN grew by at least a fraction delta. `previous` is None in the first round.
+    """Eq. 2: whether FGN grew by at least a fraction delta.
 
-    The equation is multiplied by FGN(t-1), so that FGN(t-1) = 0 is no special case.
+    The equation is multiplied by FGN(t-1), so the first round, where `previous` is 0, is critical.
     """
-    if previous is None:
-        return True
     return fgn - previous >= delta * previous
 
 
@@ -187,8 +185,7 @@ def load_data():
     x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
     x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
     x = x.round().double()  # bytes, as the script has; float64, as NumPy has
-    samples = np.arange(len(y))
-    train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
+    train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
     x = (x - x[train].mean()) / x[train].std(correction=0)
     return x[train], y[train], x[test], y[test]
 
@@ -219,7 +216,7 @@ def partition(config, y):
 
 def make_model(rng):
     """LeNet-5 with PyTorch's initial weights."""
-    torch.manual_seed(int(rng.integers(2**31)))
+    torch.manual_seed(rng.integers(2**31))
     model = nn.Sequential(
         nn.Conv2d(1, 6, 5),
         nn.ReLU(),
@@ -240,13 +237,14 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for name, (default, text) in OPTIONS.items():
-        option = "--" + name.replace("_", "-")
-        choices = CHOICES.get(name)
+    for option, (default, text) in OPTIONS.items():
+        choices = CHOICES.get(option)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
+    if min(config.alpha, config.batch_size, config.lr, config.min_size, config.rounds) <= 0:
+        parser.error("--alpha, --batch-size, --lr, --min-size, --rounds: choose numbers above 0")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

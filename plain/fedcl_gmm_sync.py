@@ -95,25 +95,25 @@ from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-OPTIONS = {  # name: default, help; names and defaults are those of the script
-    "method": ("fedcl", "fedcl: FedCL; fedavg: FedAvg, on cross-entropy"),
-    "tau": (10.0, "loss between easy and hard samples"),
-    "lam": (0.5, "lambda of Eq. 7"),
-    "thresholds": ("0.8,0.6,0.2", "S, the T of each phase, falling between 1 and 0"),
-    "v": (0.7, "a client freezes if more than this fraction of its N_k is <= beta_T"),
-    "generator_hidden": (256, "width of the generator"),
-    "clients": (20, "M, all clients"),
-    "clients_per_round": (10, "n, clients of a round"),
-    "alpha": (0.1, "how equal the clients' labels are (small: very different)"),
-    "min_size": (32, "fewest samples of a client"),
-    "rounds": (6, "communication rounds"),
-    "local_steps": (20, "batches of a client in a round"),
-    "batch_size": (32, "samples in a batch"),
-    "lr": (0.01, "the clients' learning rate"),
-    "seed": (202207, "of all random numbers"),
-    "trial": (0, "another number gives other clients, initial weights and batches"),
+OPTIONS = {  # default, help; names and defaults are those of the script
+    "--method": ("fedcl", "fedcl: FedCL; fedavg: FedAvg, on cross-entropy"),
+    "--tau": (10.0, "loss between easy and hard samples"),
+    "--lam": (0.5, "lambda of Eq. 7"),
+    "--thresholds": ("0.8,0.6,0.2", "S, the T of each phase, falling between 1 and 0"),
+    "--v": (0.7, "a client freezes if more than this fraction of its N_k is <= beta_T"),
+    "--generator-hidden": (256, "width of the generator"),
+    "--clients": (20, "M, all clients"),
+    "--clients-per-round": (10, "n, clients of a round"),
+    "--alpha": (0.1, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (32, "fewest samples of a client"),
+    "--rounds": (6, "communication rounds"),
+    "--local-steps": (20, "batches of a client in a round"),
+    "--batch-size": (32, "samples in a batch"),
+    "--lr": (0.01, "the clients' learning rate"),
+    "--seed": (202207, "of all random numbers"),
+    "--trial": (0, "another number gives other clients, initial weights and batches"),
 }
-CHOICES = {"method": ("fedcl", "fedavg")}
+CHOICES = {"--method": ("fedcl", "fedavg")}
 C = 10  # classes
 FEATURES = 32  # length of z
 NOISE = 32  # length of epsilon
@@ -267,7 +267,7 @@ def difficulty(config, model, x, y):
 def fit_mixture(scores, rng):
     """D_k of scores (n,), Eq. 12: the weights, means and variances of at most three Gaussians."""
     L = min(3, len(scores.unique()))
-    seed = int(rng.integers(2**31))
+    seed = rng.integers(2**31)
     fit = GaussianMixture(L, covariance_type="diag", random_state=seed)
     fit.fit(scores[:, None].numpy())
     return fit.weights_, fit.means_[:, 0], fit.covariances_[:, 0]
@@ -296,8 +296,7 @@ def quantile(beta, T):
 
 def make_generator(config):
     """G: a row of epsilon, one-hot y and score (NOISE + C + 1) -> features (FEATURES)."""
-    seed = stream(config, "generator").integers(2**31)
-    torch.manual_seed(int(seed))
+    torch.manual_seed(stream(config, "generator").integers(2**31))
     hidden = config.generator_hidden
     G = nn.Sequential(
         nn.Linear(NOISE + C + 1, hidden),
@@ -389,8 +388,7 @@ def load_data():
     x = x.float().view(-1, 1, 8, 8)  # from 0 to 16
     x = F.interpolate(x * (255 / 16), size=28, mode="bilinear")
     x = x.round().double()  # bytes, as the script has; float64, as NumPy has
-    samples = np.arange(len(y))
-    train, test = train_test_split(samples, test_size=0.2, stratify=y, random_state=0)
+    train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
     x = (x - x[train].mean()) / x[train].std(correction=0)
     return x[train], y[train], x[test], y[test]
 
@@ -421,7 +419,7 @@ def partition(config, y):
 
 def make_model(rng):
     """FedGen's CNN with PyTorch's initial weights, in eval mode. Its last layer is the head."""
-    torch.manual_seed(int(rng.integers(2**31)))
+    torch.manual_seed(rng.integers(2**31))
     model = nn.Sequential(
         nn.Conv2d(1, 6, 3, stride=2, padding=1),
         nn.BatchNorm2d(6),
@@ -439,13 +437,14 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for name, (default, text) in OPTIONS.items():
-        option = "--" + name.replace("_", "-")
-        choices = CHOICES.get(name)
+    for option, (default, text) in OPTIONS.items():
+        choices = CHOICES.get(option)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
+    if min(config.alpha, config.batch_size, config.lr, config.min_size, config.rounds) <= 0:
+        parser.error("--alpha, --batch-size, --lr, --min-size, --rounds: choose numbers above 0")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

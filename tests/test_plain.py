@@ -186,8 +186,24 @@ def test_a_repeated_function_is_the_same_in_all_programs(function):
     assert len(sources) == 1
 
 
-def test_impossible_clients_are_refused_in_one_line(capsys):
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--clients 1438",
+        "--clients-per-round 0",
+        "--clients-per-round 129",
+        "--alpha 0",
+        "--batch-size 0",
+        "--lr -1",
+        "--min-size 0",
+        "--rounds 0",
+    ],
+)
+def test_impossible_numbers_are_refused_in_one_line(words, capsys):
+    """parse_options is the same in all programs."""
     with pytest.raises(SystemExit) as refused:
-        load("fedcl_fgn").parse_options(["--clients", "1438"])
+        load("fedcl_fgn").parse_options(words.split())
     assert refused.value.code == 2
-    assert "--clients: choose" in capsys.readouterr().err
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert words.split()[0] in last_line
+    assert "choose" in last_line
