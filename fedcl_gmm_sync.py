@@ -569,7 +569,7 @@ def teach(config, fl, state: dict, t: int, diversity: float = 1.0) -> dict:
     return {"generator": G.state_dict(), "adam": adam.state_dict()}
 
 
-def similarity(z: Tensor, epsilon: Tensor) -> Tensor:
+def similarity(z: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
     """Returns exp(-mean_ij d_z d_epsilon) of features z (n, F) from noise epsilon (n, NOISE).
 
     It is 1 where all z are equal. d_z is the mean |z_i - z_j|, d_epsilon the mean square.

@@ -9,21 +9,23 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import lambertw
+from scipy.stats import kstest
+from sklearn.preprocessing import StandardScaler
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def paste(script: str, *names: str) -> SimpleNamespace:
-    """These functions and classes of a script, executed where nothing else of ours is."""
+    """These functions, classes and constants, executed where nothing else of ours is."""
     source = (ROOT / script).read_text()
     module = {"np": np, "torch": torch, "math": math}
-    found = {}
     for node in ast.parse(source).body:
-        if getattr(node, "name", None) in names:
+        name = getattr(node, "name", None)
+        if isinstance(node, ast.Assign):
+            name = ast.unparse(node.targets[0])
+        if name in names:
             exec(ast.get_source_segment(source, node), module)
-            found[node.name] = module[node.name]
-    assert set(found) == set(names)
-    return SimpleNamespace(**found)
+    return SimpleNamespace(**{name: module[name] for name in names})
 
 
 @pytest.mark.parametrize("script", ["fedavg_curriculum.py", "client_curriculum.py"])
@@ -200,3 +202,40 @@ def test_a_phase_ends_when_its_clients_have_passed_or_its_time_is_over():
     assert copied.end_of_phase(frozen=8, M=10, quorum=0.8, rounds_taken=1, limit=9) == "natural"
     assert copied.end_of_phase(frozen=7, M=10, quorum=0.8, rounds_taken=9, limit=9) == "forced"
     assert copied.end_of_phase(frozen=7, M=10, quorum=0.8, rounds_taken=8, limit=9) == ""
+
+
+def test_the_generators_input_is_noise_a_label_and_a_score():
+    copied = paste("fedcl_gmm_sync.py", "sample_conditions", "NOISE")
+    counts = np.array([30, 0, 10])
+    pool = np.array([-4.0, -1.0, 0.0, 7.0])
+    shape = (300, 40)
+    draws = []
+    for scores in (pool, np.array([])):
+        rngs = map(np.random.default_rng, (1, 2, 3))
+        draws.append(copied.sample_conditions(counts, scores, shape, *rngs))
+    (y, x), (same_y, without_score) = draws
+    assert y.shape == shape
+    np.testing.assert_allclose(np.bincount(y.flat) / y.size, [0.75, 0, 0.25], atol=0.02)
+    noise, one_hot, score = np.split(x, [copied.NOISE, copied.NOISE + 3], axis=-1)
+    assert kstest(noise.flat, "norm").pvalue > 0.01
+    np.testing.assert_array_equal(one_hot, y[..., None] == np.arange(3))
+    values, times = np.unique(score, return_counts=True)
+    np.testing.assert_allclose(values, StandardScaler().fit_transform(pool[:, None])[:, 0])
+    np.testing.assert_allclose(times / y.size, 0.25, atol=0.02)
+    np.testing.assert_array_equal(same_y, y)
+    np.testing.assert_array_equal(without_score, x[..., :-1])
+
+
+def test_similarity_by_loops_over_pairs():
+    """It is 1 where the generator ignores its noise."""
+    copied = paste("fedcl_gmm_sync.py", "similarity")
+    z = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    epsilon = torch.arange(20.0).double().view(5, 4).sin()
+    total = 0.0
+    for i in range(5):
+        for j in range(5):
+            d_z = sum(abs(float(a - b)) for a, b in zip(z[i], z[j], strict=True)) / 3
+            d_epsilon = sum(float(a - b) ** 2 for a, b in zip(epsilon[i], epsilon[j], strict=True))
+            total += d_z * d_epsilon / 4
+    assert float(copied.similarity(z, epsilon)) == pytest.approx(math.exp(-total / 25))
+    assert copied.similarity(torch.ones(5, 3), epsilon) == 1
