@@ -387,21 +387,22 @@ def test_a_stopped_run_remembers_its_turns(tmp_path, data, rule, monkeypatch, ca
 
 # -------------------------------------------------------------------------------- one's own rule
 
-OWN_RULES = {
-    "raises": "1 / 0",
-    "nothing": "None",
-    "one twice": "Draw([0] * n, [1] * n)",
-    "unknown": "Draw(np.arange(n) + 6, np.ones(n))",
-    "negative": "Draw(-1 - np.arange(n), np.ones(n))",
-    "halves": "Draw(np.arange(n) + 0.5, np.ones(n))",
-    "too few": "Draw(np.arange(n - 1), np.ones(n - 1))",
-    "weights": "Draw(np.arange(n), np.ones(n + 1))",
-    "nan": "Draw(np.arange(n), np.full(n, np.nan))",
-    "negative weights": "Draw(np.arange(n), -np.ones(n))",
-    "no weight": "Draw(np.arange(n), np.zeros(n))",
-    "scorers": "Draw(np.arange(n), np.ones(n), 'x')",
-    "negative scorers": "Draw(np.arange(n), np.ones(n), -1000)",
-    "exits": "exit(3)",
+OWN_RULES = {  # and what the line says
+    "1 / 0": "division by zero (ZeroDivisionError in own.py, line 4)",
+    "None": "wanted a Draw(clients, weights), not NoneType",
+    "[0, 1]": "not list",
+    "Draw([0] * n, [1] * n)": "different clients from 0 to 5, not [0 0",
+    "Draw(np.arange(n) + 6, np.ones(n))": "not [6 7",
+    "Draw(-1 - np.arange(n), np.ones(n))": "not [-1 -2",
+    "Draw(np.arange(n) + 0.5, np.ones(n))": "not [0.5",
+    "Draw(np.arange(n - 1), np.ones(n - 1))": "different clients from 0 to 5, not [0",
+    "Draw(np.arange(n), np.ones(n + 1))": "finite weights",
+    "Draw(np.arange(n), np.full(n, np.nan))": "finite weights",
+    "Draw(np.arange(n), -np.ones(n))": "finite weights",
+    "Draw(np.arange(n), np.zeros(n))": "finite weights",
+    "Draw(np.arange(n), np.ones(n), 'x')": "'x'",
+    "Draw(np.arange(n), np.ones(n), -1000)": "scorers >= 0, not -1000",
+    "exit(3)": "SystemExit in own.py, line 4",
 }
 
 
@@ -414,14 +415,15 @@ def write_rule(path, expression: str) -> str:
     return f"{path}:mine"
 
 
-@pytest.mark.parametrize("name", OWN_RULES)
-def test_an_own_rule_that_is_wrong_is_one_line(tmp_path, data, name, capsys):
-    word = write_rule(tmp_path / "own.py", OWN_RULES[name])
+@pytest.mark.parametrize("returned", OWN_RULES)
+def test_an_own_rule_that_is_wrong_is_one_line(tmp_path, data, returned, capsys):
+    word = write_rule(tmp_path / "own.py", returned)
     with pytest.raises(SystemExit) as stop:
         launch(tmp_path / "run", "--dataset", data, "--method", "base", "--select", word)
     *_, line = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
-    assert line.startswith(f"error: --select {word}: ")
+    assert line.startswith(f"error: --select {word}, round 1: ")
+    assert OWN_RULES[returned] in line
 
 
 class OwnLoops(StudyLoops):

@@ -292,12 +292,15 @@ def find_rule(word: str) -> Callable:
 
 def check_draw(drawn: Draw, n: int, M: int) -> Draw:
     """Returns the same selection in ascending order. ValueError unless it has n of M clients."""
+    if not isinstance(drawn, Draw):
+        raise ValueError(f"wanted a Draw(clients, weights), not {type(drawn).__name__}")
     clients = np.array(drawn.clients)
     weights = np.array(drawn.weights, dtype=float)
     are_integers = clients.shape == (n,) and clients.dtype.kind == "i"
     known = np.intersect1d(clients, np.arange(M))
     if not are_integers or len(known) < n:
-        raise ValueError(f"wanted {n} different clients from 0 to {M - 1}")
+        found = np.array2string(clients, threshold=50).replace("\n", "")
+        raise ValueError(f"wanted {n} different clients from 0 to {M - 1}, not {found}")
     are_finite = weights.shape == (n,) and np.isfinite(weights).all()
     if not are_finite or weights.min() < 0 or weights.max() == 0:
         raise ValueError(f"wanted {n} finite weights >= 0, not all 0")
