@@ -54,7 +54,7 @@ def test_the_sampler_runs_in_an_ordinary_loop(tmp_path):
     (tmp_path / "mine.py").write_text(blocks(README, "python")[0])
     done = run(["mine.py"], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == ["torch.Size([32, 20])"] * 101
+    assert done.stdout.splitlines() == ["torch.Size([32, 20]) torch.Size([32])"] * 101
 
 
 def test_the_rule_is_compared_with_fedavg(tmp_path):
