@@ -71,7 +71,7 @@ clients under the expert, and small if they are easy.
 ../client_curriculum.py adds data sets, models, four other pacing functions, a falling learning
 rate, other algorithms in place of FedAvg, trials, figures and GPUs. With `--dtype float64` its
 metrics.csv holds the numbers that this file prints: method client+data, trial 0. Lines marked "same
-numbers" are needed only for this. This file takes about half a minute on one core.
+numbers" are needed only for this. This file takes about 15 seconds on one core.
 """
 
 import argparse

@@ -59,7 +59,7 @@ How this differs from the paper:
 ../fedac_art.py adds data sets, models, FedProx, MOON or SOLO in place of FedAvg, augmentation,
 another reading of Eq. 8, trials, figures and GPUs. With `--dtype float64` its metrics.csv holds the
 numbers that this file prints: method fedac, trial 0. Lines marked "same numbers" are needed only
-for this. This file takes about half a minute on one core.
+for this. This file takes about 15 seconds on one core.
 """
 
 import argparse

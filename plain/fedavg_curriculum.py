@@ -52,7 +52,7 @@ How this differs from the paper:
 ../fedavg_curriculum.py adds data sets, models, six other scores, pacing across rounds, a falling
 learning rate, other algorithms in place of FedAvg, trials, figures and GPUs. With `--dtype float64`
 its metrics.csv holds the numbers that this file prints: trial 0 of the same method. Lines marked
-"same numbers" are needed only for this. This file takes about 20 seconds on one core.
+"same numbers" are needed only for this. This file takes about 15 seconds on one core.
 """
 
 import argparse

@@ -44,7 +44,7 @@ How this differs from the paper:
 ../fedcl_fgn.py adds data sets, models, other algorithms in place of FedAvg, another detector of
 critical periods, trials, figures and GPUs. With `--dtype float64` its metrics.csv holds the numbers
 that this file prints: method fedavg+cl, trial 0. Lines marked "same numbers" are needed only for
-this. This file takes about a minute on one core.
+this. This file takes about 40 seconds on one core.
 """
 
 import argparse
