@@ -1,6 +1,6 @@
 """FedAC once more: loops over rounds, clients, steps, samples and pixels in float64.
 
-Of the project it uses the random streams and the initial weights only.
+Of the project it uses the random streams and the initial weights. Fuzzy ART is plain/'s.
 """
 
 import math
@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from ordinary import load_plain
 from scipy.stats import spearmanr
 
 import common
 from data import from_arrays
 from nets import build_model
 
+plain = load_plain("fedac_art")
 NATURAL = (9, 20, 14, 8, 17, 12)  # samples of each client
 SIDE = 16
 LENET = [(6, 3, 5, 5), (6,), (16, 6, 5, 5), (16,), (120, 16), (120,), (84, 120), (84,)]
@@ -152,24 +154,11 @@ class Loops:
         f = self.f
         result = []
         for m, shard in enumerate(self.shards):
-            clusters = []  # [label, w, members]
-            for i in shard[self.streams("presentation", m, presentation).permutation(len(shard))]:
-                coded = np.concatenate([x[i] / 255, 1 - x[i] / 255])
-                best = None
-                for cluster in clusters:
-                    meet = np.minimum(coded, cluster[1]).sum()
-                    if cluster[0] == self.y[i] and meet / x.shape[1] >= f.rho:  # Eq. 1
-                        choice = meet / (f.art_alpha + cluster[1].sum())  # Eq. 2
-                        if best is None or choice > best[0]:
-                            best = (choice, cluster)
-                if best is None:
-                    clusters.append([self.y[i], coded, [i]])
-                else:
-                    _, cluster = best
-                    meet = np.minimum(coded, cluster[1])
-                    cluster[1] = f.art_beta * meet + (1 - f.art_beta) * cluster[1]  # Eq. 3
-                    cluster[2].append(i)
-            result += [members for _, _, members in clusters]
+            order = self.streams("presentation", m, presentation).permutation(shard)
+            for c in range(3):
+                samples = order[self.y[order] == c]
+                found = plain.fuzzy_art(x[samples] / 255, f.rho, f.art_alpha, f.art_beta)
+                result += [samples[found == j].tolist() for j in range(max(found, default=-1) + 1)]
         return result
 
     def groups(self, scope: str) -> list[list[int]]:
@@ -185,8 +174,7 @@ class Loops:
         size = self.sizes(clusters)
         result = set()
         for samples in self.groups(scope):
-            ordered = sorted(size[i] for i in samples)
-            T = ordered[int(self.f.quantile * len(samples))]
+            T = plain.quantile([size[i] for i in samples], self.f.quantile)
             result |= {i for i in samples if size[i] < T}  # Eq. 5
         return result
 

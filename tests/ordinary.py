@@ -1,8 +1,10 @@
-"""What the tests compare with: random data, federations, and the nets as ordinary torch modules."""
+"""What the tests compare with: data, federations, ordinary torch modules, the plain programs."""
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
@@ -12,6 +14,18 @@ from torch import Tensor, nn
 import common
 from data import Data
 from nets import Model, build_model
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load_plain(name: str) -> ModuleType:
+    """plain/NAME.py as a module: a script has the same name."""
+    path = ROOT / "plain" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"plain_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
 
 # ------------------------------------------------------------------------------------------- data
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from ordinary import load_plain
 
 import client_curriculum as script
 import common
@@ -24,6 +25,8 @@ from nets import build_model
 from results.client_curriculum import rivals
 from results.client_curriculum.rivals import RIVALS
 
+plain_clients = load_plain("client_curriculum")
+plain_samples = load_plain("fedavg_curriculum")
 SIZES = (8, 20, 11, 14, 17, 9)  # of the six clients of the literal runs
 
 
@@ -93,11 +96,12 @@ def trained(config, folder) -> tuple[list[dict], dict]:
 class Literal:
     """Sections 4.1 to 4.5 in float64, client by client and step by step.
 
-    Shares the random streams and the initial weights.
+    Shares the random streams and the initial weights. Algorithm 2, pacing, and which samples are in
+    a batch are those of plain/.
     """
 
     def __init__(self, file, flags: dict):
-        self.c = SimpleNamespace(**flags)
+        self.c = SimpleNamespace(**flags, trial=0)
         self.streams = common.Streams(flags["seed"], 0)
         with np.load(file) as saved:
             arrays = dict(saved)
@@ -163,27 +167,9 @@ class Literal:
 
     def deal(self) -> list[list[int]]:
         """Algorithm 2."""
-        blocks = [[] for _ in range(6)]
-        rng = self.streams("difficulty")
-        label = self.labels if self.c.stratify else [0] * len(self.labels)
-        for c in sorted(set(label)):
-            pi_c = [i for i in range(len(label)) if label[i] == c]
-            pi_c.sort(key=lambda i: self.loss[i])
-            counts = []
-            for shard in self.before:
-                counts.append(sum(label[i] == c for i in shard))
-            offset = 0
-            left = set(pi_c)
-            for m, n in enumerate(counts):
-                mine = pi_c[offset : offset + math.floor(round(self.c.f_ord * n, 6))]
-                blocks[m] = blocks[m] + mine
-                left -= set(mine)
-                offset += n
-                counts[m] -= len(mine)
-            dealt = iter(rng.permutation(sorted(left)).tolist())
-            for m, n in enumerate(counts):
-                blocks[m] += itertools.islice(dealt, n)
-        return [sorted(block) for block in blocks]
+        classes = np.array(self.labels) * self.c.stratify  # without it all are class 0
+        shards = plain_clients.partition_by_difficulty(self.c, self.before, classes, self.loss)
+        return [shard.tolist() for shard in shards]
 
     def consistency(self) -> tuple[float, float]:
         """Mean std of the expert's loss inside clients, std of their means."""
@@ -198,12 +184,9 @@ class Literal:
         between = math.sqrt(sum((mean - centre) ** 2 for mean in means) / 6)
         return sum(inside) / 6, between
 
-    def g(self, t, T, N, a, b) -> int:
-        x = min(t / (a * T), 1)
-        exponential = (math.exp(10 * x) - 1) / (math.exp(10) - 1)
-        shares = {"linear": x, "quadratic": x * x, "root": math.sqrt(x)}
-        shares |= {"step": float(x == 1), "exponential": exponential}
-        return max(1, math.floor(round(N * b + N * (1 - b) * shares[self.c.pacing], 6)))
+    def pace(self, order, a, b) -> SimpleNamespace:
+        """What the pacing of plain/fedavg_curriculum.py uses."""
+        return SimpleNamespace(**vars(self.c) | {"order": order, "pacing_a": a, "pacing_b": b})
 
     def ordered(self, items, keys, rng) -> list[int]:
         """By key, ties in a random order; without keys in that order."""
@@ -213,28 +196,12 @@ class Literal:
         return [items[i] for i in drawn]
 
     def batches(self, m, t, theta, order) -> list[list[int]]:
-        shard = self.shards[m]
-        N = len(shard)
-        B = min(self.c.batch_size, N)
-        T = self.c.epochs * math.ceil(N / self.c.batch_size)
-        keys = None
-        if order in ("curriculum", "anti"):
-            keys = self.loss[shard] if self.c.score == "E" else self.losses(theta, shard)
-            if order == "anti":
-                keys = -keys
-        ordered = self.ordered(shard, keys, self.streams("ties", t, m))
-        rng = self.streams("batches", t, m)
-        queue = []
-        batches = []
-        for step in range(T):
-            size = N
-            if order != "vanilla":
-                size = self.g(step, T, N, self.c.pacing_a, self.c.pacing_b)
-            batches.append([])
-            while len(batches[-1]) < B:
-                queue = queue or rng.permutation(sorted(ordered[:size])).tolist()
-                batches[-1].append(queue.pop(0))
-        return batches
+        shard = np.array(self.shards[m])
+        losses = self.loss[shard] if self.c.score == "E" else self.losses(theta, shard)
+        ordered = plain_samples.sort(order, losses, self.streams("ties", t, m))
+        config = self.pace(order, self.c.pacing_a, self.c.pacing_b)
+        batches = plain_samples.take_batches(config, ordered, self.streams("batches", t, m))
+        return [shard[batch].tolist() for batch in batches]
 
     def key(self, order, m, theta) -> float:
         """What ranks client m, smallest first."""
@@ -271,9 +238,8 @@ class Literal:
                 keys = [self.key(order, m, theta) for m in range(M)]
             first = self.ordered(range(M), keys, ties)
             U = self.c.rounds * K
-            self.pool = M
-            if order != "vanilla":
-                self.pool = max(K, self.g(self.u, U, M, self.c.client_a, self.c.client_b))
+            config = self.pace(order, self.c.client_a, self.c.client_b)
+            self.pool = max(K, plain_samples.g(config, self.u, U, M))
             again = self.streams("pool", t).permutation(sorted(first[: self.pool])).tolist()
             waiting = [m for m in again if m in self.queue]
             self.queue += [m for m in again if m not in waiting] + waiting

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import matplotlib.figure
 import numpy as np
+import ordinary
 import pandas as pd
 import pytest
 import torch
@@ -22,6 +23,7 @@ import fedcl_gmm_sync as g
 from data import load_data
 from results.fedcl_gmm_sync import controls
 
+plain = ordinary.load_plain("fedcl_gmm_sync")
 SMALL = {
     "clients": 8,
     "clients_per_round": 4,
@@ -35,8 +37,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    """A sixth of the generator's 50 steps a round, for speed; all where a test says so."""
-    assert g.TEACHING_STEPS == 50
+    """A sixth of the generator's 50 steps a round, for speed; test_plain.py takes them all."""
     monkeypatch.setattr(g, "TEACHING_STEPS", 8)
 
 
@@ -114,34 +115,9 @@ LITERAL = {
 }
 
 
-def plain_net(theta) -> nn.Sequential:
-    """FedGen's classifier in torch's own layers: parameters, then batch statistics."""
-    net = nn.Sequential(
-        nn.Conv2d(1, 6, 3, 2, 1),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Conv2d(6, 16, 3, 2, 1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(784, 32),
-        nn.Linear(32, 10),
-    ).double()
-    with torch.no_grad():
-        for tensor in tensors_of(net):
-            tensor.copy_(theta[: tensor.numel()].view_as(tensor))
-            theta = theta[tensor.numel() :]
-    assert len(theta) == 0
-    return net
-
-
-def tensors_of(net) -> list:
-    buffers = [buffer for buffer in net.buffers() if buffer.is_floating_point()]
-    return [*net.parameters(), *buffers]
-
-
-def flatten(net):
-    return torch.cat([tensor.detach().flatten() for tensor in tensors_of(net)]).clone()
+def net_of(theta) -> nn.Module:
+    """FedGen's classifier with these parameters and batch statistics, in evaluation mode."""
+    return ordinary.fill(plain.make_model(np.random.default_rng(0)), theta)
 
 
 def grey(x):
@@ -149,27 +125,15 @@ def grey(x):
     return x.permute(0, 3, 1, 2).double() / 127.5 - 1
 
 
-def s_star(losses, tau, lam):
-    """SuperLoss' confidence, by SciPy, a sample at a time."""
-    s = []
-    for loss in losses.detach():
-        b = (float(loss) - tau) / lam
-        if b <= -2 / math.e:
-            s.append(math.e)
-        else:
-            s.append(math.exp(-lambertw(b / 2).real))
-    return torch.tensor(s, dtype=torch.float64)
-
-
 class Literal:
     """Algorithm 1 and its baselines as loops over clients, steps and samples, in float64.
 
-    It shares with the project the random streams, the partition and the first weights.
+    It shares with the project the random streams, the partition and the first weights. Clients'
+    batches, the confidence loss, mixtures and beta_T are those of plain/.
     """
 
-    def __init__(self, method, config, steps):
+    def __init__(self, method, config):
         self.c = config
-        self.steps = steps
         self.kind = method.partition("-")[0].removesuffix("/e")
         self.cl = self.kind == "fedcl"
         self.gen = self.kind in ("fedcl", "fedgen")
@@ -262,25 +226,17 @@ class Literal:
         return y, torch.cat(parts, -1)
 
     def l_cl(self, losses):
-        if not self.cl:
-            return losses
-        s = s_star(losses, self.c.tau, self.c.lam)
-        return (losses - self.c.tau) * s + self.c.lam * s.log() ** 2
+        return plain.confidence_loss(losses, self.c.tau, self.c.lam) if self.cl else losses
 
-    def batches(self, m, t):
-        shard = self.shards[m]
-        rng = self.streams("batches", t, m)
-        B = min(self.c.batch_size, len(shard))
-        batches = []
-        while len(batches) < self.c.local_steps:
-            a_pass = rng.permutation(shard)
-            batches += [a_pass[i : i + B] for i in range(0, len(shard) - B + 1, B)]
-        return batches[: self.c.local_steps]
+    def scores(self, losses):
+        return (losses - self.c.tau) * plain.confidence(losses, self.c.tau, self.c.lam)
 
     def train(self, m, t, start, counts):
         c = self.c
-        net = plain_net(start).train()
-        batches = self.batches(m, t)
+        net = net_of(start).train()
+        shard = self.shards[m]
+        places = plain.full_batches(c, len(shard), self.streams("batches", t, m))
+        batches = shard[places]
         generated = None
         if self.G is not None:
             generated = self.draw((c.local_steps, c.batch_size), "synthetic", t, m)
@@ -304,7 +260,7 @@ class Literal:
                     velocity[i] = c.momentum * velocity[i] + gradient
                     w -= self.lr * velocity[i]
             self.totals["samples"] += len(batch)
-        return flatten(net), total / c.local_steps
+        return ordinary.flatten(net), total / c.local_steps
 
     def loss(self, net, batch, generated, step):
         logits = net(self.x[batch])
@@ -329,14 +285,11 @@ class Literal:
         """What client m sends beside its net: how many numbers."""
         shard = self.shards[m]
         with torch.no_grad():
-            logits = plain_net(theta).eval()(self.x[shard])
+            logits = net_of(theta)(self.x[shard])
         if self.cl:
             losses = F.cross_entropy(logits, self.y[shard], reduction="none")
-            scores = (losses - self.c.tau) * s_star(losses, self.c.tau, self.c.lam)
-            seed = self.streams.seed("mixture", t, m)
-            fit = GaussianMixture(3, reg_covar=1e-6, random_state=seed, covariance_type="diag")
-            fit.fit(scores.numpy()[:, None])
-            self.told[m] = (fit.weights_, fit.means_[:, 0], fit.covariances_[:, 0])
+            rng = self.streams("mixture", t, m)
+            self.told[m] = plain.fit_mixture(self.scores(losses), rng)
         if self.kind.startswith("feddistill"):
             self.logits[m] = []
             for label in range(10):
@@ -365,7 +318,7 @@ class Literal:
         S = [float(T) for T in self.c.thresholds.split(",")]
         if self.z == len(S):
             return {"phase": self.z + 1, "frozen": 0, "froze": 0}
-        beta_T = self.N[math.ceil(round(S[self.z] * len(self.N), 6)) - 1]
+        beta_T = plain.quantile(np.array(self.N), S[self.z])
         before = len(self.frozen)
         below = {m: (scores <= beta_T).sum() for m, scores in draws.items()}
         for m, theta in thetas.items():
@@ -390,8 +343,8 @@ class Literal:
             self.make_generator()
         self.adam.param_groups[0]["lr"] = 1e-4 * 0.98**t
         self.G.train()
-        head = plain_net(self.theta)[-1]
-        for y, x in zip(*self.draw((self.steps, 128), "teaching", t), strict=True):
+        head = net_of(self.theta)[-1]
+        for y, x in zip(*self.draw((g.TEACHING_STEPS, 128), "teaching", t), strict=True):
             z = self.G(x)
             losses = F.cross_entropy(head(z), y, reduction="none")
             J = self.l_cl(losses).mean()
@@ -407,8 +360,7 @@ class Literal:
         y, x = self.draw((320,), "obedience", t)
         with torch.no_grad():
             losses = F.cross_entropy(head(self.G.eval()(x)), y, reduction="none")
-        realised = (losses - self.c.tau) * s_star(losses, self.c.tau, self.c.lam)
-        return {"rank_correlation": spearmanr(x[:, -1], realised).statistic}
+        return {"rank_correlation": spearmanr(x[:, -1], self.scores(losses)).statistic}
 
     def make_generator(self):
         torch.manual_seed(self.streams.seed("generator"))
@@ -428,7 +380,7 @@ class Literal:
             tested = [thetas.get(m, theta_sent) for m in range(6)]
         if self.kind == "feddistill":
             tested = [self.nets.get(m, self.theta_0) for m in range(6)]
-        logits = [plain_net(theta).eval()(self.x_test) for theta in tested]
+        logits = [net_of(theta)(self.x_test) for theta in tested]
         if self.kind == "fedensemble":
             logits = [sum(logits) / 6]
         guesses = [of_net.argmax(1) for of_net in logits]
@@ -461,13 +413,11 @@ COMMON = {"setting", "method", "trial", "seconds", "clock", "waiting"}
 
 
 @pytest.mark.parametrize("method, module", CASES)
-def test_a_literal_run(tmp_path, monkeypatch, method, module):
+def test_a_literal_run(tmp_path, method, module):
     """Weights to 1e-9 and every column of metrics.csv, with every flag off its default."""
-    steps = 50 if (method, module) == ("fedcl", g) else 6
-    monkeypatch.setattr(g, "TEACHING_STEPS", steps)
     config = module.Config(method=method, **LITERAL)
     state, rows = train(config, tmp_path)
-    literal = Literal(method, config, steps).run()
+    literal = Literal(method, config).run()
     torch.testing.assert_close(state["theta"], literal.theta, rtol=0, atol=1e-9)
     assert len(rows) == len(literal.rows) == 5
     for row, expected in zip(rows, literal.rows, strict=True):

@@ -6,13 +6,13 @@ The two share no line. So each is the other's oracle: a rule that only one of th
 import ast
 import csv
 import importlib
-import importlib.util
 import inspect
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from ordinary import load_plain as load
 from torch.nn.utils import parameters_to_vector
 
 from experiment import report
@@ -92,15 +92,6 @@ REPEATED = {  # functions that several programs repeat
     "sample_losses": ["fedavg_curriculum", "client_curriculum"],
     "sort": ["fedavg_curriculum", "client_curriculum"],
 }
-
-
-def load(name: str):
-    """plain/NAME.py as a module: a script has the same name."""
-    path = ROOT / "plain" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"plain_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def random_settings(name: str) -> list[list[str]]:
