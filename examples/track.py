@@ -26,8 +26,8 @@ def track(run: experiment.Run, row: dict) -> None:
     """Writes the numbers of a row of metrics.csv under their columns' names, by round.
 
     Weights & Biases: wandb.init(name=folder, reinit="create_new") replaces SummaryWriter, and
-    .log(numbers, step=row["round"]) replaces the loop. MLflow: mlflow.start_run(run_name=folder)
-    and mlflow.log_metrics(numbers, step=row["round"]).
+    .log(numbers, step=row["round"]) replaces the loop. MLflow: mlflow.end_run(), then
+    mlflow.start_run(run_name=folder), and mlflow.log_metrics(numbers, step=row["round"]).
     """
     name = re.sub(r"[^\w.=-]+", "-", str(run))
     board = writer(str(run.script.folder / "tensorboard" / name))

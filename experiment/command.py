@@ -113,7 +113,7 @@ def stop(status: int, line: str, is_own=False) -> None:
     else:
         say(line)
         time.sleep(30 * (rank() > 0))
-    sys.exit(status)
+    raise SystemExit(status) from None
 
 
 def resume_hint(script: Script) -> str:

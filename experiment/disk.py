@@ -6,12 +6,15 @@ A kill leaves the old file or the new one. What is read is checked.
 import contextlib
 import itertools
 import os
+import pickle
+import re
 import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
@@ -24,20 +27,36 @@ from .terminal import say
 # ---------------------------------------------------------------------------------- checkpoints
 
 
+SAVED = "tensors, NumPy arrays of numbers, and plain Python"
+NUMPY = [np.ndarray, np.dtype]  # what torch.load must know to read NumPy's arrays and numbers
+NUMPY += [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
+NUMPY += [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + "?efdFDSU"]
+torch.serialization.add_safe_globals(NUMPY)
+
+
 def save(path: Path, fingerprint: dict, content) -> None:
     """Writes a checkpoint. Raises OSError if it cannot be written.
 
     fingerprint  {name: value} of all that the content depends on
+    content      `SAVED`; UsageError for anything else
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    is_first = not path.exists()
     half = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         with open(half, "wb") as file:
             torch.save({"fingerprint": fingerprint, "content": content}, file)
             os.fsync(file.fileno())
+        if is_first:
+            torch.load(half, weights_only=True)
         half.replace(path)
     except GPU_ERRORS:
         raise
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        half.unlink(missing_ok=True)
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = found[1] if found else "what a method keeps between rounds"
+        raise UsageError(f"{what} cannot be saved for --resume: wanted {SAVED}") from None
     except (OSError, RuntimeError) as error:  # the second is torch's, for a write that failed
         half.unlink(missing_ok=True)
         reason = f"cannot be written, is the disk full? ({first_line(error)})"

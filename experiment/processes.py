@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -244,6 +245,8 @@ def joined_ranks(device: str):
 def join_group(device: str) -> dist.Store:
     """Meets the other ranks. UsageError if the environment is not as torchrun makes it."""
     end_with(os.getppid())
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        find_launcher()
     backend = "gloo"
     gpus = torch.cuda.device_count()
     if device == "cuda" and number_in("LOCAL_WORLD_SIZE", ranks()) <= gpus:
@@ -255,6 +258,15 @@ def join_group(device: str) -> dist.Store:
         fault = f"{ranks()} ranks do not meet, were they started by torchrun?"
         raise UsageError(f"{fault} ({first_line(error)})") from None
     return store
+
+
+def find_launcher() -> None:
+    """Raises OSError if torchrun ended while this process began, so that nobody would end it."""
+    address = (os.environ["MASTER_ADDR"], number_in("MASTER_PORT", 0))
+    try:
+        socket.create_connection(address, timeout=60).close()
+    except OSError as error:
+        raise OSError(f"torchrun is gone ({error})") from None
 
 
 def has_group() -> bool:

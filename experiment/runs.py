@@ -78,8 +78,9 @@ class Run:
         """Yields the rounds t = 0 .. rounds - 1 that this run has still to do.
 
         Before the first of them it replaces what `state` holds by what a checkpoint holds. So
-        `state` must be all that one round leaves to the next: tensors and plain Python. After a
-        round it is saved, if that takes less than a twentieth of the time since the last save.
+        `state` must be all that one round leaves to the next: tensors, NumPy arrays and plain
+        Python. After a round it is saved, if that takes less than a twentieth of the time since
+        the last save.
         """
         if self.rows:  # those that a checkpoint held
             state.clear()
@@ -175,7 +176,7 @@ class Run:
         """Gives the row to the script's `track`. If that fails, the training continues."""
         try:
             self.script.track(self, dict(row))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.is_tracked = False
             fault = f"{type(error).__name__}: {first_line(error)}"
             say(f"{self}: the run is no longer tracked ({fault})")

@@ -146,7 +146,7 @@ def test_launcher_stops_and_mistakes(tmp_path):
         wait_for_a_checkpoint(tmp_path / out, process)
         ranks += [rank(process.pid, k) for k in (0, 1)]
         if stop == signal.SIGTERM:
-            locked = start(0, name, tmp_path, "--out=r")
+            locked = start(0, name, tmp_path, "--out=r", "--resume")
             assert "another command works there" in locked.communicate()[1]
             assert locked.returncode == 2
         process.send_signal(stop)

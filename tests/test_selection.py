@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -391,11 +392,11 @@ OWN_RULES = {  # and what the line says
     "1 / 0": "division by zero (ZeroDivisionError in own.py, line 4)",
     "None": "wanted a Draw(clients, weights), not NoneType",
     "[0, 1]": "not list",
-    "Draw([0] * n, [1] * n)": "different clients from 0 to 5, not [0 0",
-    "Draw(np.arange(n) + 6, np.ones(n))": "not [6 7",
-    "Draw(-1 - np.arange(n), np.ones(n))": "not [-1 -2",
-    "Draw(np.arange(n) + 0.5, np.ones(n))": "not [0.5",
-    "Draw(np.arange(n - 1), np.ones(n - 1))": "different clients from 0 to 5, not [0",
+    "Draw([0] * n, [1] * n)": "different clients from 0 to 5, not 0 0",
+    "Draw(np.arange(n) + 6, np.ones(n))": "not 6 7",
+    "Draw(-1 - np.arange(n), np.ones(n))": "not -1 -2",
+    "Draw(np.arange(n) + 0.5, np.ones(n))": "not 0.5",
+    "Draw(np.arange(n - 1), np.ones(n - 1))": "different clients from 0 to 5, not 0",
     "Draw(np.arange(n), np.ones(n + 1))": "finite weights",
     "Draw(np.arange(n), np.full(n, np.nan))": "finite weights",
     "Draw(np.arange(n), -np.ones(n))": "finite weights",
@@ -439,6 +440,44 @@ def test_an_own_rule_may_give_lists_in_any_order(tmp_path, data):
     assert {row["method"] for row in rows} == {"fedavg mine"}
     theta = load_state(tmp_path / "run", "fedavg mine")["theta"]
     torch.testing.assert_close(theta, OwnLoops([*FLAGS, *flags]).theta, rtol=0, atol=1e-9)
+
+
+NOTES = """
+from pathlib import Path
+import numpy as np
+from results.fedcl_fgn.rules import Draw
+
+def mine(fl, state, t, n):
+    if t == 2 and Path("stop").exists():
+        raise KeyboardInterrupt
+    clients = fl.select(t, n)
+    last = state.setdefault("last", {})
+    state["seen"] = state.get("seen", np.zeros(len(fl.sizes))) + t
+    for m in clients:
+        last[m] = np.float32(t)
+    if Path("lazy").exists():
+        state["last"] = iter(last)
+    return Draw(clients, weights=1 + state["seen"][clients] + len(last))
+"""
+
+
+def test_a_rule_may_keep_numpy_values(tmp_path, data, capsys, monkeypatch):
+    """Stopped in its third round and resumed, it equals a run that was not stopped."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(NOTES)
+    flags = ["--dataset", data, "--method", "base", "--select", "own.py:mine", "--rounds", "4"]
+    whole = launch(tmp_path / "whole", *flags)
+    Path("stop").touch()
+    with pytest.raises(SystemExit):
+        launch(tmp_path / "part", *flags)
+    Path("stop").unlink()
+    resumed = launch(tmp_path / "part", *flags, "--resume")
+    assert [row["loss"] for row in resumed] == [row["loss"] for row in whole]
+    Path("lazy").touch()
+    with pytest.raises(SystemExit) as stop:
+        launch(tmp_path / "other", *flags)
+    assert stop.value.code == 2
+    assert "cannot be saved for --resume: wanted tensors" in capsys.readouterr().err
 
 
 def test_a_file_that_raises_is_one_line(tmp_path, capsys):

@@ -2,8 +2,9 @@
 
 A rule is a function (fl, state, t, n). It returns a `Draw` of n clients for round t.
 `remember` notes every client's turns in state["turns"]. The uploads that are spent are
-state["uploads"]. A rule may keep keys of its own in state, for the next rounds. Their values are
-tensors or plain Python. Rules of other papers are biased on purpose: no weights correct it.
+state["uploads"]. A rule may keep keys of its own in state, for the next rounds: tensors, NumPy
+arrays of numbers or plain Python. It takes random numbers from fl.streams("mine", t), since others
+change with --resume. Rules of other papers are biased on purpose: no weights correct it.
 """
 
 from collections.abc import Callable
@@ -299,8 +300,10 @@ def check_draw(drawn: Draw, n: int, M: int) -> Draw:
     are_integers = clients.shape == (n,) and clients.dtype.kind == "i"
     known = np.intersect1d(clients, np.arange(M))
     if not are_integers or len(known) < n:
-        found = np.array2string(clients, threshold=50).replace("\n", "")
-        raise ValueError(f"wanted {n} different clients from 0 to {M - 1}, not {found}")
+        first = clients.ravel()[:20]
+        found = " ".join(map(str, first))
+        wanted = f"{n} different clients from 0 to {M - 1}"
+        raise ValueError(f"wanted {wanted}, not {found}")
     are_finite = weights.shape == (n,) and np.isfinite(weights).all()
     if not are_finite or weights.min() < 0 or weights.max() == 0:
         raise ValueError(f"wanted {n} finite weights >= 0, not all 0")
