@@ -41,19 +41,30 @@ def as_array(name: str, values) -> np.ndarray:
         values = values.detach().cpu()
         if values.dtype == torch.bfloat16:
             values = values.float()  # NumPy has no such type
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name} has masked entries; wanted numbers for them: .filled(0)")
     try:
         array = np.asarray(values)
     except ValueError:
         raise ValueError(f"{name}: its entries differ in shape") from None
+    except TypeError as error:  # a sparse or quantised tensor
+        raise ValueError(f"{name} is no ordinary array ({first_line(error)})") from None
     if array.dtype == np.longdouble:
         array = array.astype(np.float64)
     native = array.dtype.newbyteorder("=")
     return np.require(array, native, ["C_CONTIGUOUS", "WRITEABLE"])
 
 
+LARGEST = np.float64(1e18)  # the square of a larger number has no room in float32
+IS_TEXT = "int64 (n, L) is text; a table of integers: .astype(float)"
+
+
 def check_samples(name: str, x, codes: int) -> np.ndarray:
     """Returns images as uint8 (n, H, W, C), text as int64 (n, L) below `codes`, or floats."""
     x = as_array(name, x)
+    if x.dtype == object:
+        kinds = sorted({type(entry).__name__ for entry in x.flat})[:5]
+        raise ValueError(f"{name} holds Python's {', '.join(kinds)}; wanted numbers of one type")
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[..., None]
     is_images = x.dtype == np.uint8 and x.ndim == 4
@@ -75,11 +86,11 @@ def check_samples(name: str, x, codes: int) -> np.ndarray:
             f"{name} is {x.shape}, channels first; wanted (n, H, W, C): .transpose(0, 2, 3, 1)"
         )
     if is_floats:
-        is_finite = np.isfinite(x).reshape(len(x), -1)
-        bad = np.flatnonzero(~is_finite.all(1))
+        is_usable = np.abs(x) <= LARGEST  # NaN is not
+        bad = np.flatnonzero(~is_usable.reshape(len(x), -1).all(1))
         if len(bad):
-            count = f"{len(bad)} of {len(x)} samples"
-            raise ValueError(f"{name}: NaN or infinity in {count}, first in {bad[0]}")
+            count = f"{len(bad)} of {len(x)} samples, first in {bad[0]}"
+            raise ValueError(f"{name}: NaN, infinity or a number above {LARGEST:g} in {count}")
     return x
 
 
@@ -142,7 +153,11 @@ def check_labels(name: str, y, n: int) -> np.ndarray:
 def check_classes(y_train: np.ndarray, y_test: np.ndarray, classes: int | None) -> int:
     """Returns the number of classes. ValueError for an unknown label or a class without samples."""
     held = np.unique(y_train)
-    count = held[-1] + 1 if classes is None else classes
+    count = held[-1] + 1
+    if classes is not None:
+        count = np.asarray(classes)
+        if count.ndim or count.dtype.kind not in "iu":
+            raise ValueError(f"classes is {classes}; wanted a whole number")
     for name, y in (("y_train", y_train), ("y_test", y_test)):
         if y.min() < 0 or y.max() >= count:
             found = f"{name} holds {y.min()} to {y.max()}"
@@ -157,12 +172,47 @@ def check_classes(y_train: np.ndarray, y_test: np.ndarray, classes: int | None) 
 
 def check_owner(owner, n: int) -> np.ndarray:
     """Returns who owns each training sample, (n,): numbers or names."""
+    from pandas import isna  # None, NaN, NaT, NA
+
     owner = as_array("owner", owner)
-    unknown = [name for name in owner.flat if name is None or name != name]  # the second: NaN
+    unknown = isna(owner).sum()
     if owner.shape != (n,) or unknown:
-        found = f"{owner.shape} with {len(unknown)} missing"
+        found = f"{owner.shape} with {unknown} missing"
         raise ValueError(f"owner is {found}; wanted a number or name for each of {n} samples")
     return owner.astype(str) if owner.dtype == object else owner
+
+
+def check_shards(shards, clients: int, n: int) -> list[np.ndarray]:
+    """Returns each client's samples (N_m,), as places in the n training samples."""
+    if len(shards) != clients:
+        raise UsageError(f"{len(shards)} clients have samples; wanted --clients {clients}")
+    checked = []
+    for m, shard in enumerate(shards):
+        shard = as_array(f"client {m}", shard)
+        is_list = shard.ndim == 1 and shard.dtype.kind in "iu" and shard.size > 0
+        if not is_list or shard.min() < 0 or shard.max() >= n:
+            limits = f", {shard.min()} to {shard.max()}" if shard.size else ""
+            found = f"the samples of client {m} are {shard.dtype} {shard.shape}{limits}"
+            raise UsageError(f"{found}; wanted integers (N,) from 0 to {n - 1}, at least one")
+        checked.append(shard)
+    return checked
+
+
+def check_batches(clients, batches, n: int) -> list[np.ndarray]:
+    """Returns each client's batches (T_k, B): a row holds places in n samples, then only -1."""
+    checked = []
+    for m, of_client in zip(clients, batches, strict=True):
+        of_client = as_array(f"client {m}", of_client)
+        is_table = of_client.ndim == 2 and of_client.dtype.kind == "i"
+        is_sample = of_client >= 0 if is_table else np.zeros((1, 1))
+        has_gap = (is_sample[:, 1:] > is_sample[:, :-1]).any()
+        is_empty = not is_sample.any(1).all()
+        if has_gap or is_empty or of_client.max(initial=0) >= n:
+            found = f"the batches of client {m} are {of_client.dtype} {of_client.shape}"
+            wanted = f"integers (T, B); each row from 0 to {n - 1}, then perhaps -1"
+            raise UsageError(f"{found}; wanted {wanted}")
+        checked.append(of_client)
+    return checked
 
 
 def moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,11 +245,28 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------------------- a user's own model
 
 
+LAZY = nn.parameter.UninitializedTensorMixin
+
+
+def check_tensors(net: nn.Module) -> None:
+    """Raises UsageError for weights that cannot be a part of a vector theta (P,)."""
+    parameters = [*net.parameters()]
+    if any(isinstance(value, LAZY) for value in [*parameters, *net.buffers()]):
+        raise UsageError("a lazy layer has no size; wanted its sizes: nn.Linear for nn.LazyLinear")
+    if any(parameter.is_complex() for parameter in parameters):
+        raise UsageError("its weights are complex; wanted real ones")
+    for module in net.modules():
+        hooks = [type(hook).__name__ for hook in module._forward_pre_hooks.values()]
+        if {"WeightNorm", "SpectralNorm"} & {*hooks}:
+            old = f"the {hooks[0]} of a {type(module).__name__} keeps no weight"
+            raise UsageError(f"{old}; wanted those of torch.nn.utils.parametrizations")
+
+
 def refuse_unused(model, net: nn.Module, loss: Tensor) -> None:
     """Raises UsageError if a parameter has no gradient."""
     if not loss.requires_grad:
         raise UsageError("its logits do not depend on its weights (detach, no_grad, argmax?)")
-    gradients = torch.autograd.grad(loss, net.leaves, allow_unused=True)
+    gradients = torch.autograd.grad(loss, net.leaves, allow_unused=True)  # hooks may look on
     for name, gradient in zip(model.parameters, gradients, strict=True):
         if gradient is None:
             name = name.removeprefix("net.")
@@ -217,14 +284,37 @@ def refuse_state(model, x: Tensor) -> None:
     net = model.bind(layers, training=True, grad=True)
     before = remember(model, net)
     logits = net.head(net.features(x))
-    if logits.requires_grad:
-        torch.autograd.grad(logits.sum(), net.leaves, allow_unused=True)  # hooks may look on
+    refuse_unused(model, net, logits.sum())
     after = remember(model, net)
     for name, module in after:
         if after[name, module] != before.get((name, module)):
             name = name.removeprefix("net.")
             wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
             raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
+
+
+def refuse_mixing(model, x: list[Tensor]) -> None:
+    """Raises UsageError if clients that train as one model are not independent.
+
+    x  samples of two clients, as the model takes them alone
+    """
+    thetas = torch.stack([model.init(0), model.init(1)])
+    alone = []
+    for k in range(2):
+        net = model.bind(thetas[k : k + 1])
+        alone.append(net.head(net.features(x[k])))
+    alone = torch.cat(alone)
+    net = model.bind(thetas)
+    axis = 1 if x[0].dim() == 4 else 0  # images of all clients lie next to one another
+    try:
+        together = net.head(net.features(torch.cat(x, axis)))
+        is_equal = (together - alone).abs().max() <= 1e-3 * alone.abs().max()
+    except RuntimeError as error:
+        if is_of_the_machine(error):
+            raise
+        is_equal = False
+    if not is_equal:
+        raise UsageError("a layer of its Net mixes the clients' channels; wanted layers from nets")
 
 
 def remember(model, net: nn.Module) -> dict:

@@ -52,6 +52,7 @@ from torch import Tensor
 
 import common
 import experiment
+from checks import IS_TEXT
 from data import Data, UsageError, epochs_of_batches
 from experiment import flag
 from nets import Model, arrange
@@ -148,7 +149,11 @@ class Config(experiment.Config):
 
     def federation(self, data: Data, streams: common.Streams) -> common.Federation:
         if data.mean is None:
-            raise UsageError(f"--dataset {self.dataset}: this curriculum clusters images, not text")
+            raise UsageError(f"--dataset {self.dataset}: this script clusters images; {IS_TEXT}")
+        shape = tuple(data.x_train.shape[1:])
+        if self.augment != "none" and len(shape) != 3:
+            found = f"samples of shape {shape} are no images"
+            raise UsageError(f"--augment {self.augment}: {found}; choose none")
         return common.Federation(self, data, streams, projection=self.projection)
 
 
@@ -200,11 +205,12 @@ def vigilance(config: Config, data: Data) -> float:
 
 def pixels(data: Data) -> np.ndarray:
     """Returns what is clustered, (n, d): the training images, or floats scaled to [0, 1]."""
-    x = data.x_train.flatten(1).cpu().numpy()
-    if x.dtype == np.uint8:
-        return x
-    low, high = data.limits
-    return (x - low) / max(high - low, 1e-300)
+    x = data.x_train
+    if x.dtype != torch.uint8:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        low, high = data.limits
+        x = (x - low.to(wide)) / (high - low).to(wide)
+    return x.flatten(1).cpu().numpy()
 
 
 def cluster_client(
@@ -378,7 +384,8 @@ def augmentation(config, fl: common.Federation, t: int, clients, batches) -> dic
         rng = fl.streams("augment", t, m)
         for name, values in draw_changes(config.augment, of_client.shape, rng).items():
             per_step[name].append(values)
-    black = (-fl.data.mean / fl.data.std).to(fl.model.dtype)
+    black = (fl.data.limits[0] - fl.data.mean) / fl.data.std
+    black = black.to(fl.model.dtype)
     return {"per_step": per_step, "augment": functools.partial(change_images, black=black)}
 
 
@@ -395,12 +402,12 @@ def draw_changes(kind: str, shape: tuple, rng: np.random.Generator) -> dict[str,
 def change_images(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
     """Moves each image by `shift`, flips it if `flip`, then turns it by `angle`: nearest pixels.
 
-    x      (K, n, H, W = H, C): normalised images
+    x      (K, n, H, W, C): normalised images
     extra  entries for full batches. A short batch takes the first n
     black  (C,): what lies beyond the edges
     """
     images = (x - black).flatten(0, 1).permute(0, 3, 1, 2)
-    n, side = x.shape[1:3]
+    n, height, width = x.shape[1:4]
 
     def drawn(name: str) -> Tensor:
         return extra[name][:, :n].flatten(0, 1).to(x.dtype)
@@ -408,8 +415,10 @@ def change_images(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
     cos = drawn("angle").cos()
     sin = drawn("angle").sin()
     sign = 1 - 2 * drawn("flip")
-    down, right = (2 * drawn("shift") / side).unbind(-1)
-    source = torch.stack([sign * cos, -sign * sin, right, sin, cos, down], 1)
+    down, right = (2 * drawn("shift")).unbind(-1)
+    across = [sign * cos, -sign * sin * (height / width), right / width]  # edges are at -1 and 1
+    along = [sin * (width / height), cos, down / height]
+    source = torch.stack(across + along, 1)
     grid = F.affine_grid(source.view(-1, 2, 3), images.shape, align_corners=False)
     images = F.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)
     return images.permute(0, 2, 3, 1).view_as(x) + black

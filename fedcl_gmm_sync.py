@@ -66,8 +66,10 @@ from torch import Tensor, nn
 import common
 import experiment
 import training
+from checks import IS_TEXT
 from data import Data, UsageError
 from experiment import flag, report
+from nets import LINEAR_HEAD, Linear
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
 NUMBERS_OF_A_MIXTURE = 9  # alpha, mu, sigma^2 of three Gaussians
@@ -152,20 +154,19 @@ class Config(experiment.Config):
     def federation(self, data: Data, streams: common.Streams) -> common.Federation:
         """The clients hold a random part of the training set; pixels are in [-1, 1]."""
         if data.mean is None:
-            raise UsageError(f"--dataset {self.dataset}: this script reads images")
+            raise UsageError(f"--dataset {self.dataset}: this script reads images; {IS_TEXT}")
         n = len(data.y_train)
         held = np.sort(streams("share").permutation(n)[: round(self.data_share * n)])
         owner = None if data.owner is None else data.owner[held]
         low, high = data.limits  # these become -1 and 1, so a byte b (b - 127.5) / 127.5
-        middle = torch.full_like(data.mean, (low + high) / 2)
-        half = torch.full_like(data.mean, max(high - low, 1e-12) / 2)
+        middle = (low + high) / 2
+        half = (high - low) / 2
         x = data.x_train[held]
         y = data.y_train[held]
         data = replace(data, x_train=x, y_train=y, owner=owner, mean=middle, std=half)
         fl = Ensemble(self, data, streams)
-        if has_generator(self) and fl.model.is_plain:
-            wanted = f"{self.method}'s generator needs a model with features and a head"
-            wanted += ": build one of nets.Net, nets.Conv2d and nets.Linear (examples/README.md)"
+        if has_generator(self) and type(fl.model.skeleton.head) is not Linear:
+            wanted = f"{self.method}'s generator needs {LINEAR_HEAD}"
             raise UsageError(f"--model {self.model}: {wanted}")
         return fl
 
@@ -198,7 +199,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         update = fl.train(state, t, clients, batches, **objective)  # line 11: plain SGD
         columns = traffic(config, fl, state, update)  # lines 4 and 14, as `state` was sent
         state["label_counts"] |= count_batch_labels(fl, clients, batches)  # line 10: c_k
-        state["theta"] = average(state["frozen"], update)  # line 16: Eq. 21
+        state["theta"] = average(fl, state["theta"], state["frozen"], update)  # line 16: Eq. 21
         if is_fedcl(config):
             state["mixtures"] |= fit_mixtures(config, fl, t, update)  # line 13: D_k
             scores = sample_mixtures(fl, state["mixtures"], t)  # line 21: N_k
@@ -392,12 +393,14 @@ def traffic(config, fl, state: dict, update: training.Update) -> dict:
     return fl.cost(update, K * received, K * sent)
 
 
-def average(frozen: dict[int, Tensor], update: training.Update) -> Tensor:
+def average(fl, theta: Tensor, frozen: dict[int, Tensor], update: training.Update) -> Tensor:
     """Returns the mean (P,) of the frozen clients' weights and of this round's weights (Eq. 21).
 
-    `fl.aggregate` would weigh by samples, and knows no frozen clients.
+    `fl.aggregate` would weigh by samples, and knows no frozen clients. theta (P,) is what the
+    clients received: frozen layers stay as there.
     """
-    return torch.stack([*frozen.values(), *update.gather_thetas()]).mean(0)
+    thetas = torch.stack([*frozen.values(), *update.gather_thetas()])
+    return fl.model.keep_frozen(thetas.mean(0), theta)
 
 
 def sample_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
@@ -610,7 +613,7 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
         if config.method == "feddistill":
             state["theta"] = fl.aggregate(state, update)  # base solo keeps each client's own model
         else:
-            state["theta"] = average({}, update)
+            state["theta"] = average(fl, state["theta"], {}, update)
         run.record(t, state, update, **columns)
 
 

@@ -63,19 +63,21 @@ def forward(theta: torch.Tensor, x: torch.Tensor, head: bool):
     return z, z @ w[-2].T + w[-1]
 
 
-def move(image: np.ndarray, shift, flip: bool, angle: float) -> np.ndarray:
-    """A uint8 image augmented: each pixel looked up where it comes from, black outside."""
-    result = np.zeros_like(image)
-    middle = (SIDE - 1) / 2
-    for r in range(SIDE):
-        for c in range(SIDE):
-            y = np.sin(angle) * (c - middle) + np.cos(angle) * (r - middle)
-            x = np.cos(angle) * (c - middle) - np.sin(angle) * (r - middle)
+def move(image: np.ndarray, shift, flip: bool, angle: float, black=0) -> np.ndarray:
+    """An image augmented: each pixel looked up where it comes from, black outside."""
+    result = np.full_like(image, black)
+    height, width = image.shape[:2]
+    for r in range(height):
+        for c in range(width):
+            down = r - (height - 1) / 2  # from the middle
+            right = c - (width - 1) / 2
+            y = np.sin(angle) * right + np.cos(angle) * down
+            x = np.cos(angle) * right - np.sin(angle) * down
             if flip:
                 x = -x
-            row = round(y + middle + shift[0])
-            column = round(x + middle + shift[1])
-            if 0 <= row < SIDE and 0 <= column < SIDE:
+            row = round(y + (height - 1) / 2 + shift[0])
+            column = round(x + (width - 1) / 2 + shift[1])
+            if 0 <= row < height and 0 <= column < width:
                 result[r, c] = image[row, column]
     return result
 

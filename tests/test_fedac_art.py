@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fedac_loops import Loops, make_images
+from fedac_loops import Loops, make_images, move
 
 import common
 import experiment
 import fedac_art
-from data import Data, load_data
+from data import Data, UsageError, from_arrays, load_data
 from experiment import report
 from fedac_art import fuzzy_art, small_clusters
 from nets import build_model
@@ -462,6 +462,44 @@ class Text(nn.Sequential):
 """
 
 
+def float_data(*shape) -> Data:
+    """Five training samples and a test sample; columns of other scales."""
+    x = np.random.default_rng(0).normal(-3, 2, (6, *shape)) * np.logspace(0, 4, shape[-1])
+    y = np.array([0, 1, 0, 1, 0, 1])
+    return from_arrays(x[:5], y[:5], x[5:], y[5:])
+
+
+@pytest.mark.parametrize("height, width", [(12, 12), (9, 14)])
+def test_augmented_floats_are_pixels_looked_up_and_the_smallest_number_is_black(height, width):
+    data = float_data(height, width, 3)
+    streams = common.Streams(0)
+    model = SimpleNamespace(dtype=torch.float64)
+    fl = SimpleNamespace(data=data, streams=streams, model=model)
+    config = fedac_art.Config(augment="crop-flip-rotate")
+    options = fedac_art.augmentation(config, fl, 0, [7], [np.arange(5)[None]])
+    changes = {name: values[0][0] for name, values in options["per_step"].items()}
+    extra = {name: torch.from_numpy(values)[None] for name, values in changes.items()}
+    x = data.images("train", torch.float64)
+    black = data.x_train.min()
+    wanted = []
+    for i, image in enumerate(data.x_train.numpy()):
+        wanted.append(move(image, *(values[i] for values in changes.values()), black))
+    wanted = (torch.from_numpy(np.stack(wanted)) - data.mean) / data.std
+    torch.testing.assert_close(options["augment"](x[None], extra)[0], wanted)
+
+
+@pytest.mark.parametrize("shape", [(4,), (20, 4)])
+def test_tables_and_series_are_clustered_by_column_and_not_augmented(shape):
+    data = float_data(*shape)
+    rows = data.x_train.numpy().reshape(-1, 4)
+    wanted = (data.x_train.numpy() - rows.min(0)) / np.ptp(rows, 0)
+    np.testing.assert_allclose(fedac_art.pixels(data), wanted.reshape(5, -1), atol=1e-12)
+    with pytest.raises(UsageError, match=r"^--augment crop-flip: [^\n]*\(.*4,?\) are no images"):
+        fedac_art.Config(augment="crop-flip").federation(data, None)
+    with pytest.raises(UsageError, match="^--features pooled: [^\n]* no images"):
+        controls.Config(features="pooled").federation(data, None)
+
+
 def test_hidden_vectors_of_somebodys_own_net_are_its_logits(tmp_path):
     """Two nets, more images than pass at once, against the layers by hand."""
     (tmp_path / "mine.py").write_text(OWN_NET)
@@ -549,7 +587,7 @@ def test_a_net_without_head_and_a_text_are_refused_before_anything_is_written(tm
     assert "projection head" in refuse(fedac_art, [*head, *out], capsys)
     text = ["--dataset", f"{tmp_path}/text.npz", "--model", f"{tmp_path}/mine.py:Text"]
     text += ["--clients", "2", "--clients-per-round", "2"]
-    assert "clusters images" in refuse(fedac_art, [*text, *out], capsys)
+    assert "clusters images; int64" in refuse(fedac_art, [*text, *out], capsys)
     assert not (tmp_path / "out" / "metrics.csv").exists()
 
 

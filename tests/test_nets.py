@@ -296,6 +296,7 @@ class Net(nn.Flatten):
         super().__init__()
 """
 PERMUTED = """
+import random
 import numpy as np
 import torch
 from torch import nn
@@ -305,6 +306,7 @@ class Net(nn.Module):
         self.register_buffer("order", torch.randperm(side * side))
         self.out = nn.Linear(side * side, classes)
         self.out.weight.data[:] = torch.as_tensor(np.random.rand(classes, 1)).float()
+        self.out.bias.data[:] = random.random()
     def forward(self, x):
         return self.out(x.flatten(1)[:, self.order])
 """
@@ -550,6 +552,7 @@ def test_a_net_that_keeps_state_outside_its_weights_is_refused(kind, tmp_path):
 STATELESS = {
     "in place": own_net(BUFFER, "self.ema.mul_(0.9).add_(0.1)"),
     "batch norm": own_net("self.norm = nn.BatchNorm2d(channels)", "x = self.norm(x)"),
+    "mask": own_net(BUFFER.replace("zeros(1)", "tensor([0, -torch.inf])"), "x = x + self.ema[0]"),
     "constant": own_net("self.scale = [torch.ones(1), {'a': 2}]", "x = x * self.scale[0]"),
     "function": own_net("self.f = lambda x: x.tanh()", "x = self.f(x)"),
 }
@@ -566,6 +569,11 @@ def test_a_net_whose_buffers_change_in_place_trains(kind, tmp_path):
     assert update.gather_thetas().isfinite().all()
 
 
+SCRIPTED = """
+import torch
+def Net(*sizes):
+    return torch.jit.script(torch.nn.Tanh())
+"""
 WRONG = {
     "a tuple": (own_net(after="return y, x"), "returns a tuple; wanted logits"),
     "a list": (own_net(after="return [y]"), "returns a list; wanted logits"),
@@ -581,12 +589,29 @@ WRONG = {
     ),
     "frozen": (FLAT + "        self.requires_grad_(False)", "nothing to learn"),
     "lazy": (FLAT.replace("nn.Linear(channels * side * side, ", "nn.LazyLinear("), "lazy layer"),
+    "complex": (own_net("self.c = nn.Parameter(torch.ones(1, dtype=torch.cfloat))"), "complex"),
+    "old norm": (own_net("self.f = nn.utils.spectral_norm(nn.Linear(3, 3))"), "parametrizations"),
+    "script": (SCRIPTED, "makes a RecursiveScriptModule"),
+    "one module": (FLAT + "module = Net(1, 16, 4)\ndef Net(*x):\n    return module", "one module"),
+    "NaN": (own_net(after="y = y / 0"), "NaN or infinite"),
+    "in eval only": (
+        own_net("self.a = nn.Parameter(torch.ones(1))", after="y = y if self.training else self.a"),
+        "do not depend on a; ",
+    ),
     "module": ("from torch import nn\nNet = nn.Linear(3, 3)", "a Linear; wanted a class"),
     "no module": ("def Net(*sizes):\n    pass", "makes a NoneType; wanted an nn.Module"),
     "forward": (own_net("pass", "{}['a']"), r"fails on \(2, 1, 16, 16\): KeyError: 'a'"),
     "torch's layer": (
         TINY.replace("nets.Linear", "__import__('torch').nn.Linear"),
         "torch's Linear",
+    ),
+    "dilation": (TINY.replace("4, side)", "4, side, dilation=2, padding=16)"), "no dilation"),
+    "reflected": (TINY.replace("4, side)", "4, side, padding_mode='reflect')"), "no padding_mode"),
+    "no bias": (TINY.replace("classes))", "classes, bias=False))"), "must have bias"),
+    "mixed": (TINY.replace("BatchNorm2d(4)", "nn.Softmax2d()"), "mixes the clients"),
+    "shaped": (
+        TINY.replace("BatchNorm2d(4)", "nn.LayerNorm([4, 1, 1], elementwise_affine=False)"),
+        "mixes the clients",
     ),
 }
 
@@ -598,11 +623,31 @@ def test_what_a_net_of_ones_own_does_wrong_is_said_in_our_words(kind, tmp_path):
         build_model(write_net(tmp_path, text), random_images())
 
 
+LINEAR = """
+from torch import nn
+def Net(channels, side, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * max(side, 1), classes))
+"""
+STACKED = """
+from nets import Linear, Net as Stack, ReLU
+def Net(channels, side, classes):
+    return Stack([Linear(channels, 8), ReLU()], Linear(8, classes))
+"""
+
+
 @pytest.mark.parametrize("name", ["lenet5", "alexnet", "lstm"])
 def test_samples_that_a_net_does_not_take_are_named_with_what_it_takes(name):
     data = random_images()
     data.x_train = data.x_train[:, :, :12]
     with pytest.raises(UsageError, match=rf"\(16, 12, 1\): it takes {re.escape(nets.TAKES[name])}"):
+        build_model(name, data)
+
+
+@pytest.mark.parametrize("text", ["", LINEAR, STACKED])
+def test_a_table_of_integers_is_text_and_the_line_says_so(text, tmp_path):
+    data = from_arrays(*[np.arange(12).reshape(4, 3), [0, 1, 0, 1]] * 2)
+    name = write_net(tmp_path, text) if text else "lenet5"
+    with pytest.raises(UsageError, match=r"^--model [^\n]*is text; [^\n]*astype\(float\)"):
         build_model(name, data)
 
 
@@ -616,7 +661,7 @@ def test_a_neighbour_of_a_nets_file_is_imported_but_not_one_of_our_names(tmp_pat
     with pytest.raises(
         UsageError, match="^--model [^\n]*data.py has the name of one of our modules"
     ):
-        build_model(write_net(tmp_path, "from data import x\n" + FLAT), random_images())
+        build_model(write_net(tmp_path, "import os, data\n" + FLAT), random_images())
 
 
 # ------------------------------------------------------------------------------ tables and series
@@ -627,18 +672,6 @@ def float_data(*shape):
     x = 3 + rng.standard_normal((40, *shape))
     y = np.arange(40) % 3
     return from_arrays(x[:30], y[:30], x[30:], y[30:])
-
-
-LINEAR = """
-from torch import nn
-def Net(channels, side, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * max(side, 1), classes))
-"""
-STACKED = """
-from nets import Linear, Net as Stack, ReLU
-def Net(channels, side, classes):
-    return Stack([Linear(channels, 8), ReLU()], Linear(8, classes))
-"""
 
 
 @pytest.mark.parametrize("shape", [(7,), (20, 9)])

@@ -85,6 +85,11 @@ class Config(paper.Config):
     def reads_rounds(self) -> bool:
         return True  # the last one is measured
 
+    def federation(self, data: Data, streams: common.Streams) -> common.Federation:
+        if self.features == "pooled" and data.x_train.dim() != 4:
+            raise UsageError(f"--features pooled: --dataset {self.dataset} holds no images")
+        return super().federation(data, streams)
+
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """The loop of fedac_art.py, with other groups, and measures in the first and last round."""
@@ -175,8 +180,11 @@ def features(config: Config, fl: common.Federation, run: experiment.Run) -> np.n
     if config.features == "pixels":
         return paper.pixels(fl.data)
     if config.features == "pooled":
+        x = torch.from_numpy(paper.pixels(fl.data)).view(fl.data.x_train.shape)
+        if x.is_floating_point():
+            x = 255 * x
         parts = []
-        for part in fl.data.x_train.split(500):
+        for part in x.split(500):
             image = part.permute(0, 3, 1, 2).float()
             parts.append(F.adaptive_avg_pool2d(image, 8).round())
         return torch.cat(parts).to(torch.uint8).flatten(1).cpu().numpy()

@@ -115,7 +115,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         averaged = state["frozen"]
         if method == "fedcl-fresh":
             averaged = {}
-        state["theta"] = paper.average(averaged, update)
+        state["theta"] = paper.average(fl, state["theta"], averaged, update)
         if paper.is_fedcl(config):
             state["mixtures"] |= paper.fit_mixtures(config, fl, t, update)
             scores = paper.sample_mixtures(fl, state["mixtures"], t)
