@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from checks import UsageError
 from nets import Model
 from training import Local, Output, Update
 
@@ -53,10 +54,10 @@ class FedAvg:
         return w_hat
 
     def aggregate(self, theta: Tensor, update: Update, p: np.ndarray, memory: dict) -> Tensor:
-        """Returns the next global weights (P,). Weights that are not trained are averaged."""
+        """Returns the next global weights (P,). Batch statistics are averaged, too."""
         d = self.model.trainable
         p = theta.new_tensor(p)
-        average = update.average(p)
+        average = self.model.keep_frozen(update.average(p), theta)
         next_w_0 = self.server(theta[:d], average[:d], p, update, memory)
         return torch.cat([next_w_0, average[d:]])
 
@@ -262,5 +263,11 @@ def keep(memory: dict, name: str, clients: np.ndarray, rows: Tensor) -> None:
 
 
 def lengths(update: Update) -> Tensor:
-    """Returns eta ||a_k||_1 (K, 1). w_0 - w_k divided by it is a gradient; plain SGD has eta T."""
+    """Returns eta ||a_k||_1 (K, 1). w_0 - w_k divided by it is a gradient; plain SGD has eta T.
+
+    Raises UsageError if a client took no local step.
+    """
+    if not update.steps.all():
+        client = update.clients[update.steps == 0][0]
+        raise UsageError(f"client {client} took no local step: leave it out of the round")
     return update.rows.new_tensor(update.length)[:, None]

@@ -111,7 +111,8 @@ class Run:
         """
         K = len(update.clients)
         row = self.row_of(t) | {"clients": K, "uploads": K} | self.fl.cost(update)
-        row["train_loss"] = update.train_loss.mean()
+        took_steps = update.train_loss[update.steps > 0]
+        row["train_loss"] = took_steps.mean() if len(took_steps) else math.nan
         is_last = last or t + 1 == self.config.rounds
         if is_last or (t + 1) % self.config.eval_every == 0:
             row |= self.fl.test(state)

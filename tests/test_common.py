@@ -344,6 +344,30 @@ def test_per_client_accuracy_equals_brute_force():
     assert fl.test(state) == {"accuracy": columns["accuracy"], "loss": columns["loss"]}
 
 
+@pytest.mark.parametrize(
+    "shards",
+    [
+        [[0, 1], []],
+        [[0, 1], np.arange(12) < 2],
+        [[0, 1], [-1]],
+        [[0, 1], [12]],
+        [[0, 1], [0.0]],
+        [[0, 1], [2], [3]],
+    ],
+)
+def test_a_partition_of_ones_own_gives_each_client_places_in_the_data(shards):
+    class Fixed(common.Federation):
+        def deal(self):
+            return shards
+
+    config = ordinary.make_config(clients=2, clients_per_round=2)
+    with pytest.raises(UsageError, match=r"client 1 are [^\n]*from 0 to 11|3 clients"):
+        Fixed(config, ordinary.random_images(n=12), common.Streams(0))
+    shards[1:] = [range(2, 5)]
+    fl = Fixed(config, ordinary.random_images(n=12), common.Streams(0))
+    assert [shard.tolist() for shard in fl.shards] == [[0, 1], [2, 3, 4]]
+
+
 @pytest.mark.parametrize("tested, own", [([10, 0], 80.0), ([0, 0], None)])
 def test_clients_whose_classes_are_not_tested_are_left_out_and_counted(tested, own):
     """Two clients of a class each; 8 of 10 samples of the first class are right."""

@@ -107,7 +107,9 @@ def federate(config: Config, fl: Federation, run: experiment.Run) -> None:
         state["base"][t % 3] = torch.full((2,), draw)
         state["history"].append(draw)
         time.sleep(config.pause)
-        update = types.SimpleNamespace(clients=[0, 1], train_loss=np.array([1.0, 2.0]))
+        losses = np.array([1.5, np.nan])  # the second client took no local step
+        steps = np.array([1, 0])
+        update = types.SimpleNamespace(clients=[0, 1], train_loss=losses, steps=steps)
         run.record(t, state, update, own=t)
 
 

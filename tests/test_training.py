@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from ordinary import fill, normalise, perturb
 from torch import nn
 
+import fedcl_gmm_sync
 import training
-from data import Data, load_data
+from bases import BASES
+from data import Data, UsageError, load_data
 from nets import Linear, Model, Net, build_model
 from training import Local, train, train_one_client
 
@@ -278,6 +280,37 @@ def test_what_an_own_net_has_frozen_stays(tmp_path):
     assert torch.equal(theta[model.trainable :], theta_0[model.trainable :])
 
 
+def test_frozen_weights_stay_to_the_last_bit_and_are_not_sent(tmp_path):
+    """A mean of equal numbers is rounded: after 100 rounds it would be another number."""
+    name, _ = write_net(tmp_path, FROZEN_LAYER)
+    fl = ordinary.make_federation(model=name, dtype="float32")
+    d = fl.model.trainable
+    state = fl.start()
+    frozen = state["theta"][d:].clone()
+    update = fl.train(state, 0, np.arange(3), ordinary.first_batches(fl, np.arange(3)))
+    p = np.array([0.1, 0.3, 0.6])
+    for _ in range(5):
+        state["theta"] = fl.aggregate(state, update, p)
+        update.rows[:, d:] = state["theta"][d:]
+        gmm = fedcl_gmm_sync.average(fl, state["theta"], {9: update.rows[0]}, update)
+        assert torch.equal(gmm[d:], frozen)
+    assert torch.equal(state["theta"][d:], frozen)
+    assert fl.cost(update)["sent_mb"] == pytest.approx(3 * d * 4e-6)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[0, -1, 2], [-1, -1, -1], [0, 1, 900], [0.0, 1.0, 2.0], [True, False, True]],
+)
+def test_batches_that_hold_no_places_are_refused(row):
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    good = np.array([[0, 1, 2]])
+    message = r"^the batches of client 1 are [^\n]*wanted integers \(T, B\)[^\n]*$"
+    with pytest.raises(UsageError, match=message):
+        train_all(model, model.init(0), data, [good, np.array([row])], Local(0.1))
+
+
 @pytest.mark.parametrize("name", ["alexnet", "vgg11", "lstm"])
 def test_dropout_follows_each_clients_seed(name):
     """As in an ordinary net seeded alike; one client at a time, as a stack shares a seed."""
@@ -352,9 +385,14 @@ def test_a_client_without_samples_returns_what_it_was_given():
     update = train_all(model, theta, data, [nothing, np.arange(4)[None]], local)
     assert torch.equal(update.gather_thetas()[0], theta)
     assert update.length.tolist() == [0, 0.1]
-    assert update.grad_sq[0] == update.train_loss[0] == 0
+    assert np.isnan([update.grad_sq[0], update.train_loss[0]]).all()  # nothing has no mean
+    assert np.isfinite([update.grad_sq[1], update.train_loss[1]]).all()
     assert update.steps.tolist() == [0, 1]
     assert update.samples.tolist() == [0, 4]
+    for name in ("fednova", "scaffold", "vrlsgd"):  # these divide by its steps
+        base = BASES[name](ordinary.make_config(base=name), model)
+        with pytest.raises(UsageError, match="^client 0 took no local step"):
+            base.aggregate(theta, update, np.array([0.5, 0.5]), {})
     alone = train_all(model, theta, data, [nothing], Local(0.1))
     assert torch.equal(alone.gather_thetas()[0], theta)
     assert torch.equal(train_one_client(model, theta, data, nothing, Local(0.1)), theta)
