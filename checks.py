@@ -198,8 +198,11 @@ def check_shards(shards, clients: int, n: int) -> list[np.ndarray]:
     return checked
 
 
-def check_batches(clients, batches, n: int) -> list[np.ndarray]:
-    """Returns each client's batches (T_k, B): a row holds places in n samples, then only -1."""
+def check_batches(model, clients, batches, n: int) -> list[np.ndarray]:
+    """Returns each client's batches (T_k, B): a row holds places in n samples, then only -1.
+
+    The model must be able to learn from them.
+    """
     checked = []
     for m, of_client in zip(clients, batches, strict=True):
         of_client = as_array(f"client {m}", of_client)
@@ -212,6 +215,7 @@ def check_batches(clients, batches, n: int) -> list[np.ndarray]:
             wanted = f"integers (T, B); each row from 0 to {n - 1}, then perhaps -1"
             raise UsageError(f"{found}; wanted {wanted}")
         checked.append(of_client)
+    model.check_batches(clients, checked)
     return checked
 
 

@@ -275,15 +275,6 @@ class Net(nn.Sequential):
     def __init__(self, channels, side, classes):
         super().__init__(nn.Flatten(), nn.Linear(channels * side * side, classes))
 """
-DETACHED = """
-    def forward(self, x):
-        return super().forward(x).detach()
-"""
-SPARE = """
-        self.spare = nn.Linear(1, 1)
-    def forward(self, x):
-        return self[1](self[0](x))
-"""
 UNLUCKY = """
 class Net:
     def __init__(self, *sizes):
@@ -355,8 +346,6 @@ def class_of(text: str) -> type:
         "raise SystemExit(3)",
         UNLUCKY,
         HEADLESS,
-        FLAT + DETACHED,
-        FLAT.rstrip() + SPARE,
         FLAT.replace("classes))", "classes + 1))"),
     ],
 )
