@@ -18,7 +18,10 @@ class UsageError(Exception):
 def first_line(error: BaseException) -> str:
     """Returns the beginning of an error's message, or its class name."""
     message = str(error) or type(error).__name__
-    return message.splitlines()[0][:300]
+    lines = message.splitlines()
+    if lines[0].endswith(":"):  # what follows says what is wrong
+        lines[0] = " ".join(map(str.strip, lines[:2]))
+    return lines[0][:300]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -153,6 +156,8 @@ def check_labels(name: str, y, n: int) -> np.ndarray:
 def check_classes(y_train: np.ndarray, y_test: np.ndarray, classes: int | None) -> int:
     """Returns the number of classes. ValueError for an unknown label or a class without samples."""
     held = np.unique(y_train)
+    if classes is None and len(held) == 1:
+        raise ValueError(f"y_train holds only class {held[0]}: are the samples sorted by class?")
     count = held[-1] + 1
     if classes is not None:
         count = np.asarray(classes)

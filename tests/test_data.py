@@ -123,6 +123,7 @@ def test_black_images_have_finite_values(tmp_path):
         ({"y_train": np.eye(3)[LABELS[:20]]}, "wanted 20 integers"),
         ({"y_train": LABELS[:20].astype(str)}, "return_inverse=True"),
         ({"y_train": LABELS[:20] - 1}, "holds -1 to 1"),
+        ({"y_train": LABELS[:20] * 0}, "only class 0: are the samples sorted"),
         ({"y_train": LABELS[:20] + 1, "y_test": LABELS[20:] + 1}, r"lacks \[0\] .*return_inverse"),
         ({"y_train": LABELS[:20] * 5}, r"lacks \[1, 2, 3, 4, 6, 7, 8, 9\] .*return_inverse"),
         ({"y_train": np.where(LABELS[:20], LABELS[:20], 99_998)}, "lacks .*99998"),

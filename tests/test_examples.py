@@ -116,10 +116,7 @@ def test_a_table_with_string_labels(folder):
     table = pd.DataFrame(x, columns=[*"abcde"]).assign(kind=kinds[Y])
     table.to_csv("flowers.csv", index=False)
     found = recipe(2)
-    (folder / "mine.py").write_text(LINEAR)
-    learns(found["data"], model="mine.py:Net")
     assert found["classes"].tolist() == kinds.tolist()
-    assert np.allclose(found["data"].x_train, x[20:])
     data = load_data("flowers.npz")
     assert np.allclose(data.x_train, x[20:])
     (folder / "net.py").write_text(RECIPES[3])
@@ -165,7 +162,6 @@ def test_pretrained_and_frozen_weights(folder):
     names = recipe(5)
     digits = load_data("digits")
     weights = names["small"](1, 28, 10).state_dict()
-    del weights["head.weight"]  # of another number of classes: left to chance
     torch.save(weights, "weights.pt")
     config = experiment.Config(model="mine.py:pretrained", clients=3, partition="iid", **SMALL)
     fl = Federation(config, digits, Streams(0))
@@ -279,7 +275,7 @@ def test_every_round_is_tracked_in_tensorboard(jobs):
 
 
 def test_the_page_and_the_programs_are_short():
-    assert len(README.split()) <= 1000
+    assert len(README.split()) <= 900
     for path in (ROOT / "examples").glob("*.py"):
         assert len(path.read_text().splitlines()) <= 130, path.name
         assert f"[{path.name}]" in README

@@ -695,5 +695,5 @@ def test_client_aware_layers_train_on_tables_stacked_and_refuse_series(tmp_path)
         assert torch.allclose(
             stacked[k], twin(data.images("train", DOUBLE)[samples[k]]), atol=1e-12
         )
-    with pytest.raises(UsageError, match="a series is an image: x"):
+    with pytest.raises(UsageError, match="grey images are x"):
         build_model(write_net(tmp_path, STACKED), float_data(20, 9))
