@@ -171,9 +171,9 @@ def test_arrows_go_one_way(name):
         "checks": set(),
         "data": {"checks"},
         "nets": {"data", "checks"},
-        "training": {"data", "nets"},
-        "bases": {"training", "data", "nets"},
-        "common": {"bases", "training", "data", "nets"},
+        "training": {"data", "nets", "checks"},
+        "bases": {"training", "data", "nets", "checks"},
+        "common": {"bases", "training", "data", "nets", "checks"},
         "experiment": {"bases", "common", "training", "checks", "data", "nets"},
     }
     allowed = below.get(name, set(MODULES))
