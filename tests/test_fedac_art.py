@@ -619,7 +619,7 @@ def test_one_class_two_test_images_and_tiny_clients(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (24, 16, 16, 1), dtype=np.uint8)
     y = np.zeros(24, dtype=int)
-    np.savez(tmp_path / "one.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
+    np.savez(tmp_path / "one.npz", x_train=x, y_train=y, x_test=x[:2], y_test=y[:2], classes=1)
     few = {"dataset": tmp_path / "one.npz", "clients_per_round": 2, "min_size": 1, "flip": 0.5}
     few["method"] = "fedac"
     rows = launch(controls, tmp_path / "run", *words(QUICK | few))
