@@ -261,12 +261,12 @@ def join_group(device: str) -> dist.Store:
 
 
 def find_launcher() -> None:
-    """Raises OSError if torchrun ended while this process began, so that nobody would end it."""
+    """Ends this process if torchrun ended while it began, so that `end_with` cannot see it."""
     address = (os.environ["MASTER_ADDR"], number_in("MASTER_PORT", 0))
     try:
         socket.create_connection(address, timeout=60).close()
-    except OSError as error:
-        raise OSError(f"torchrun is gone ({error})") from None
+    except OSError:
+        os._exit(1)
 
 
 def has_group() -> bool:
