@@ -170,12 +170,25 @@ def test_moons_projection():
 
 
 def test_how_many_clients_are_stacked():
-    """All of a small model; big models, and a user's own, are trained one by one."""
+    """All of a small model; on a GPU 64 million weights of a big one. A user's own: one by one."""
     for name, pair in ZOO.items():
         model = build_model(name, pair.data(), width=pair.width)
         is_small = name in ("lenet5", "simplecnn", "fedgen-cnn")
         assert model.clients_at_once() == (64 if is_small else 1)
         assert model.clients_at_once(7) == (1 if name == "lstm" else 7)
+        model.device = "cuda"
+        together = model.clients_at_once()
+        if is_small or name == "lstm":
+            assert together == (64 if is_small else 1)
+        else:
+            size = sum(layer.numel() for layer in model.skeleton.parameters())
+            assert together == max(1, 64_000_000 // size)
+
+
+def test_every_card_stacks_alexnet_alike():
+    model = build_model("alexnet", random_images(32, 3), width=128)
+    model.device = "cuda"
+    assert model.clients_at_once() == 26
 
 
 # ----------------------------------------------------------------------------------------- layers
