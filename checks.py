@@ -24,6 +24,9 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300]
 
 
+GPU_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # no fault of data or a model
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether NumPy's or torch's error means that the machine has not enough memory."""
     kinds = (MemoryError, torch.OutOfMemoryError)

@@ -22,14 +22,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checks import is_out_of_memory
+from checks import GPU_ERRORS, is_out_of_memory
 from common import NonFiniteError
 from data import UsageError, first_line
 
 from . import report
 from .disk import choose_folder, claim, locked, refuse_results, written_aside
 from .flags import Config, parse
-from .machine import GPU_ERRORS, gpu_fault, keep_heap
+from .machine import gpu_fault, keep_heap
 from .places import train_all, workers
 from .processes import (
     FAILED_START,

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
+from checks import GPU_ERRORS
 from data import UsageError, first_line
 
-from .machine import GPU_ERRORS
 from .processes import on_first_rank
 from .terminal import say
 

@@ -44,9 +44,6 @@ def gpu_fault() -> str:
     return ""
 
 
-GPU_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
-
-
 def take_gpu(number: int) -> None:
     """From now on "cuda" means this GPU. Numbers beyond the last GPU begin again."""
     torch.cuda.set_device(number % torch.cuda.device_count())

@@ -11,6 +11,7 @@ rows are left out. --before names a checkout of an older commit of ours, measure
 
 import argparse
 import contextlib
+import functools
 import os
 import platform
 import re
@@ -112,11 +113,10 @@ class Work:
         pairs = TensorDataset(x[samples], y[samples])
         return DataLoader(pairs, self.batch_size, shuffle=True)
 
-    def ours(self):
+    def ours(self, chunk=0):
         clients = np.arange(len(self.batches))
-        local = training.Local(**SGD)
-        update = training.train(self.model, self.theta, self.data, clients, self.batches, local)
-        return update.gather_thetas()
+        work = self.data, clients, self.batches, training.Local(**SGD)
+        return training.train(self.model, self.theta, *work, chunk).gather_thetas()
 
 
 def make_data(rng, n: int, is_text: bool, channels: int, side: int, device: str) -> data.Data:
@@ -454,45 +454,31 @@ def throughput(flags):
 # -------------------------------------------------------------------------------------- on a GPU
 
 
-@contextlib.contextmanager
-def deterministic():
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def gpu(flags):
-    """One epoch of 600 samples a client (ResNets: 200, group norm), batch 10. The loop's time is
-    that of 10 clients, scaled; error is the largest difference of weights in float64."""
-    until = time.perf_counter() + flags.minutes * 60
-    yield head("model", "clients", "loop, s a round", "ours", "deterministic", "error")
-    for name, channels, side, samples, norm in (
-        ("lenet5", 1, 28, 600, "batch"),
-        ("lenet5", 3, 32, 600, "batch"),
-        ("resnet9", 3, 32, 200, "group"),
-        ("resnet18", 3, 32, 200, "group"),
+    """Milliseconds of a client's local step in a loop, and with ours at --chunk 1, 16 and 64: so
+    many clients train together. One epoch, batch 10 (big models 16), momentum 0.9."""
+    chunks = (1, 16, 64)
+    yield head("model", "clients", "steps", "loop", *(f"ours, chunk {n}" for n in chunks))
+    for name, channels, side, K, samples, batch_size in (
+        ("lenet5", 1, 28, 10, 300, 10),
+        ("lenet5", 3, 32, 10, 300, 10),
+        ("lenet5", 3, 32, 64, 300, 10),
+        ("alexnet", 3, 32, 16, 160, 16),
+        ("resnet9", 3, 32, 10, 160, 16),
     ):
-        exact = Work(name, channels, side, [63, 63], 10, norm, flags.device, torch.float64)
-        error = (exact.loop() - exact.ours()).abs().max().item()
-        for K in (10, 20, 50, 100):
-            if time.perf_counter() > until:
-                continue
-            sizes = [flags.samples or samples] * K
-            work = Work(name, channels, side, sizes, 10, norm, flags.device)
-            if K == 10:
-                [loop] = time_in_turn({"loop": work.loop}, 1, flags.device)["loop"]
-
-            def median(repeats, work=work):
-                times = time_in_turn({"ours": work.ours}, repeats, flags.device)
-                return np.median(times["ours"])
-
-            ours = median(flags.repeats)
-            with deterministic():
-                same_bits = median(flags.repeats)
-            seconds = [f"{value:.3f}" for value in (loop * K / 10, ours, same_bits)]
-            yield line(f"{name} {channels}x{side}x{side}", K, *seconds, f"{error:.0e}")
+        work = Work(name, channels, side, [samples] * K, batch_size, "group", flags.device)
+        steps = len(work.batches[0])
+        contestants = {"loop": functools.partial(work.loop, clients=2)}
+        for chunk in chunks:
+            if chunk < 4 * K:  # else the same as with 16
+                contestants[chunk] = functools.partial(work.ours, chunk)
+        times = time_in_turn(contestants, flags.repeats, flags.device)
+        cells = []
+        for contestant in ("loop", *chunks):
+            seconds = np.median(times.get(contestant, np.nan))
+            clients = 2 if contestant == "loop" else K
+            cells.append(f"{1e3 * seconds / clients / steps:.3f}".replace("nan", "-"))
+        yield line(f"{name} {channels}x{side}x{side}", K, steps, *cells)
 
 
 # ------------------------------------------------------------------------------------------ main
@@ -530,7 +516,6 @@ def main() -> None:
     parser.add_argument("--device", choices=PARTS, default="cpu")
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART")
     parser.add_argument("--repeats", type=int, default=5, help="turns that are timed [5]")
-    parser.add_argument("--minutes", type=float, default=6.5, help="gpu: no new row after [6.5]")
     parser.add_argument("--samples", type=int, default=0, help="of a client (0: as described)")
     parser.add_argument("--rounds", type=int, default=0, help="of a run (0: as described)")
     parser.add_argument("--pfl-python", help="the Python of an environment with pfl-research")

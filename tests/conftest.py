@@ -1,7 +1,12 @@
-"""Real data where FL_DATA names its folder, and one thread, so that sums repeat bit for bit."""
+"""Real data where FL_DATA names its folder. One thread and no GPU, so that sums repeat bit for bit.
+
+`python tests/test_device.py` compares a GPU with the CPU.
+"""
 
 import os
 from pathlib import Path
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for torch, and for the processes that tests start
 
 import pytest
 import torch

@@ -803,6 +803,19 @@ def test_too_little_memory_is_one_line_that_names_what_helps(work, capsys):
     refused(capsys, "--out=s", status=5, federate=lambda *_: bytearray(10**18))
 
 
+@pytest.mark.parametrize("error", ["torch.OutOfMemoryError", "torch.AcceleratorError"])
+def test_a_fault_of_a_gpu_is_none_of_the_model_or_the_data(work, capsys, monkeypatch, error):
+    Path("big.py").write_text(f"import torch\ndef net(*sizes):\n    raise {error}('lack')\n")
+    assert "--model" not in refused(capsys, "--out=r", "--model=big.py:net", status=5)
+
+    def fails(*_, **__):
+        raise eval(error)("lack")
+
+    monkeypatch.setattr(data, "from_arrays", fails)
+    data.read_data.cache_clear()
+    assert "--dataset" not in refused(capsys, "--out=r", status=5)
+
+
 def test_tracking_gets_every_new_row_once_and_may_fail(work, capsys):
     seen = []
 
