@@ -18,7 +18,7 @@ from torch import Tensor
 import common
 from common import NonFiniteError
 from data import Data, UsageError, first_line, load_data, source_checksum
-from nets import SIDE
+from nets import SIDE, seed_libraries
 
 from .disk import load, save
 from .flags import Config
@@ -90,6 +90,7 @@ class Run:
         cost = 0.0
         for t in range(len(self.rows), self.config.rounds):
             self.began = time.perf_counter()
+            seed_libraries(self.streams.seed("round", t))  # for a script that uses these
             yield t
             now = time.perf_counter()
             if now - saved_at > 20 * cost and t + 1 < self.config.rounds:  # `train` saves the last
@@ -265,6 +266,7 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
         run.restore()
         run.report_progress(len(run.rows))
     if not run.diverged and run.finished < run.config.rounds:
+        seed_libraries(run.streams.seed("before the rounds"))
         try:
             run.script.federate(run.config, run.fl, run)
             run.finished = run.config.rounds

@@ -8,6 +8,7 @@ import functools
 import importlib
 import json
 import os
+import random
 import resource
 import shlex
 import shutil
@@ -976,6 +977,30 @@ def test_a_signal_keeps_the_rounds_and_resume_is_exact(work, sent, status, jobs)
     start("--rounds=60", "--pause=0.05", "--trials=1", "--out=r", "--resume")
     start("--rounds=60", "--trials=1", "--out=whole")
     assert table("r") == table("whole")
+
+
+def libraries_numbers() -> float:
+    return np.random.random() + random.random() + torch.rand(()).item()
+
+
+def test_random_numbers_of_libraries_are_a_rounds_own(work):
+    """The same in every method, after --resume, and whatever was used before."""
+
+    def careless(config, fl, run):
+        state = {"history": [libraries_numbers()]}
+        for t in run.rounds(state):
+            for _ in range(len(run.method)):
+                state["history"].append(libraries_numbers())
+            update = types.SimpleNamespace(clients=[0], train_loss=np.ones(1), steps=np.ones(1))
+            run.record(t, state, update, own=state["history"][-len(run.method)])
+
+    start("--out=whole", "--method", "a", "late", federate=careless, after=lambda config: {})
+    np.random.seed(7)
+    start("--out=r", "--method", "a", "late", "--rounds=2", federate=careless, after=lambda _: {})
+    start("--out=r", "--method", "a", "late", "--resume", federate=careless, after=lambda _: {})
+    assert table("r") == table("whole")
+    own = pd.read_csv("whole/metrics.csv").pivot(index=["trial", "round"], columns="method")["own"]
+    assert (own["a"] == own["late"]).all() and own["a"].nunique() == len(own)
 
 
 def test_resume_where_no_run_was(work, capsys):
