@@ -18,7 +18,7 @@ from torch import Tensor
 import common
 from common import NonFiniteError
 from data import Data, UsageError, first_line, load_data, source_checksum
-from nets import SIDE, seed_libraries
+from nets import SIDE, seed_libraries, seeded
 
 from .disk import load, save
 from .flags import Config
@@ -266,9 +266,9 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
         run.restore()
         run.report_progress(len(run.rows))
     if not run.diverged and run.finished < run.config.rounds:
-        seed_libraries(run.streams.seed("before the rounds"))
         try:
-            run.script.federate(run.config, run.fl, run)
+            with seeded(run.streams.seed("before the rounds")):
+                run.script.federate(run.config, run.fl, run)
             run.finished = run.config.rounds
         except NonFiniteError as error:
             run.diverged = str(error)

@@ -997,6 +997,7 @@ def test_random_numbers_of_libraries_are_a_rounds_own(work):
     start("--out=whole", "--method", "a", "late", federate=careless, after=lambda config: {})
     np.random.seed(7)
     start("--out=r", "--method", "a", "late", "--rounds=2", federate=careless, after=lambda _: {})
+    assert np.random.random() == np.random.RandomState(7).random()  # nor is the caller disturbed
     start("--out=r", "--method", "a", "late", "--resume", federate=careless, after=lambda _: {})
     assert table("r") == table("whole")
     own = pd.read_csv("whole/metrics.csv").pivot(index=["trial", "round"], columns="method")["own"]
