@@ -66,7 +66,7 @@ ROWS = [
     Row(
         "FedCL, critical periods",
         "Fashion-MNIST, alpha 0.1, LeNet-5, decay 0.99",
-        ("C1", "Fashion-MNIST, alpha 0.1"),
+        ("E34", "Fashion-MNIST, decay 0.99"),
         ("E3", "Fashion-MNIST"),
         "FedAvg with as many uploads",
         "C1",
