@@ -49,9 +49,13 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
     uploads                          how many uploads there are
     clients_early_late               clients per round, mean of the first third - of the last
     rounds_to_base, uploads_to_base  what 'fedavg+cl' took to the last10 of its trial's 'fedavg'
+    clients_to_base                  clients per round until then; NaN if it never came there
+    rounds_to_target                 what a method took to the final of its trial's 'fedavg'
+    best5_pooled                     own_pooled, mean of the five best tests
     """
     rounds = rounds.fillna({"setting": ""})
     goals = {}
+    targets = {}
     rows = []
     for key, run in rounds.groupby(KEYS):  # 'fedavg' comes before 'fedavg+cl'
         run = run.sort_values("round")
@@ -70,16 +74,33 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
         third = len(run) // 3
         values["clients_early_late"] = run.clients[:third].mean() - run.clients[-third:].mean()
         goals[key] = values["last10"]
+        trial = (*key[:2], key[3])
         base = (*key[:2], key[2].partition("+")[0], key[3])
         if base in goals:
-            reached = run[run.accuracy >= goals[base]]
-            first = reached.iloc[0] if len(reached) else run.iloc[-1]
-            is_never = len(reached) == 0
-            values["rounds_to_base"] = first["round"] + is_never  # never counts as one more
-            values["uploads_to_base"] = first.uploads
+            t, uploads = first_at(run, goals[base])
+            values["rounds_to_base"] = t
+            values["uploads_to_base"] = uploads
+            values["clients_to_base"] = uploads / t if t <= last else np.nan
+        if key[2] == "fedavg":
+            targets[trial] = values["final"]
+        if trial in targets:
+            values["rounds_to_target"], _ = first_at(run, targets[trial])
+        if "own_pooled" in run and run.own_pooled.notna().any():
+            values["best5_pooled"] = run.own_pooled.nlargest(5).mean()
         for measure, value in values.items():
             rows.append((*key, measure, value))
     return pd.DataFrame(rows, columns=[*KEYS, "measure", "value"])
+
+
+def first_at(run: pd.DataFrame, goal: float) -> tuple[float, float]:
+    """Returns the first tested round with this accuracy, and the uploads until then.
+
+    If there is none, it returns one round more than there are, and all uploads.
+    """
+    reached = run[run.accuracy >= goal]
+    if len(reached) == 0:
+        return run["round"].max() + 1, run.uploads.iloc[-1]
+    return reached["round"].iloc[0], reached.uploads.iloc[0]
 
 
 def values(term: str, measure: str) -> np.ndarray:

@@ -320,14 +320,22 @@ def test_what_it_took_to_the_bases_accuracy():
     table += rows("fedavg+random", [1, 2, 3], [2, 2, 2])
     table += rows("diverged", [np.nan], [2])
     table += rows("rising", range(1, 10), [2] * 9)
+    for row in table[-9:]:
+        row["own_pooled"] = 100 - row["accuracy"]
     found = evidence.summarise(pd.DataFrame(table)).set_index(["method", "measure"]).value
     assert found["fedavg", "last10"] == 20 and found["fedavg", "final"] == 30
     assert found["fedavg", "rounds_to_base"] == 2 and found["fedavg", "uploads_to_base"] == 4
     assert found["fedavg+cl", "rounds_to_base"] == 1 and found["fedavg+cl", "uploads_to_base"] == 4
+    assert found["fedavg", "clients_to_base"] == 2 and found["fedavg+cl", "clients_to_base"] == 4
+    assert np.isnan(found["fedavg+random", "clients_to_base"])
     assert found["fedavg+cl", "clients_early_late"] == 3
     assert found["fedavg+cl", "late"] == 5  # the tests after 5/6 of 7 uploads
     assert found["fedavg+random", "rounds_to_base"] == 4  # never
     assert found["rising", "first_quarter"] == 1.5  # two rounds of nine
+    targets = found.xs("rounds_to_target", level="measure")  # FedAvg ends at 30
+    assert targets.to_dict() == {"fedavg": 3, "fedavg+cl": 4, "fedavg+random": 4, "rising": 10}
+    assert found["rising", "best5_pooled"] == 97  # of 99, 98, .. 91
+    assert ("fedavg", "best5_pooled") not in found
     assert "diverged" not in found.index.get_level_values("method")
 
 
