@@ -206,10 +206,9 @@ def partition_by_difficulty(config, shards, y, losses):
 
 def choose_pool(config, t, L):
     """The clients that join the queue in round t, in random order. L (M,): all mean losses."""
-    K = config.clients_per_round
     M = config.clients
     size = g(config.client_order, t, config.rounds, M, config.client_a, config.client_b)
-    size = max(size, K)
+    size = max(size, config.clients_per_round)
     first_to_last = sort(config.client_order, L, stream(config, "client ties", t))
     pool = np.sort(first_to_last[:size])  # same numbers
     return stream(config, "pool", t).permutation(pool).tolist()
@@ -360,8 +359,9 @@ def parse_options(words=None):
         choices = CHOICES.get(option)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
-    if min(config.alpha, config.batch_size, config.lr, config.min_size, config.rounds) <= 0:
-        parser.error("--alpha, --batch-size, --lr, --min-size, --rounds: choose numbers above 0")
+    smallest = min(config.alpha, config.batch_size, config.epochs, config.lr, config.min_size)
+    if min(smallest, config.rounds) <= 0:
+        parser.error("must be above 0: --alpha, --batch-size, --epochs, --lr, --min-size, --rounds")
     # There are 1437 training samples, and each client needs min_size of them.
     if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")

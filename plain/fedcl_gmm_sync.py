@@ -95,11 +95,21 @@ from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import train_test_split
 from torch import nn
 
+
+class Falling(str):
+    """S as one word with commas. A ValueError if its numbers do not fall between 1 and 0."""
+
+    def __init__(self, word):
+        self.numbers = [float(T) for T in word.split(",")]
+        if sorted({0, 1, *self.numbers}) != [0, *reversed(self.numbers), 1]:
+            raise ValueError
+
+
 OPTIONS = {  # default, help; names and defaults are those of the script
     "--method": ("fedcl", "fedcl: FedCL; fedavg: FedAvg, on cross-entropy"),
     "--tau": (10.0, "loss between easy and hard samples"),
     "--lam": (0.5, "lambda of Eq. 7"),
-    "--thresholds": ("0.8,0.6,0.2", "S, the T of each phase, falling between 1 and 0"),
+    "--thresholds": (Falling("0.8,0.6,0.2"), "S, the T of each phase, falling between 1 and 0"),
     "--v": (0.7, "a client freezes if more than this fraction of its N_k is <= beta_T"),
     "--generator-hidden": (256, "width of the generator"),
     "--clients": (20, "M, all clients"),
@@ -136,7 +146,7 @@ def federate(config, model):
     x = rescale(x)
     x_test = rescale(x_test)
     shards = partition(config, y)
-    S = [float(T) for T in config.thresholds.split(",")]
+    S = config.thresholds.numbers
     phase = 0  # its T is S[phase]
     phase_began = 0
     frozen = set()
@@ -441,8 +451,10 @@ def parse_options(words=None):
         choices = CHOICES.get(option)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
-    if min(config.alpha, config.batch_size, config.lr, config.min_size, config.rounds) <= 0:
-        parser.error("--alpha, --batch-size, --lr, --min-size, --rounds: choose numbers above 0")
+    smallest = min(config.alpha, config.batch_size, config.local_steps, config.lr, config.min_size)
+    if min(smallest, config.rounds) <= 0:
+        words = "--alpha, --batch-size, --local-steps, --lr, --min-size, --rounds"
+        parser.error(f"must be above 0: {words}")
     # There are 1437 training samples, and each client needs min_size of them.
     if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
