@@ -145,14 +145,19 @@ def main(argv: list[str]) -> int:
         print(f"no command of scale {flags.scale} among these")
     status = 0
     for work in works.itertuples():
-        status = max(status, make(work))
-        if status not in (0, 3):
-            break
+        of_work = make(work)
+        if of_work not in (0, 3):
+            return of_work
+        status = max(status, of_work)
     return status
 
 
 def make(work) -> int:
-    """Runs one command, unless it is complete, and publishes its rounds. Returns the status."""
+    """Runs one command, unless it is complete, and publishes its rounds. Returns the status.
+
+    The status of a command that a signal killed is 128 and the signal's number, as in a shell.
+    """
+    status = 0
     if is_experiment(work) and is_complete(work):
         print(f"already made: runs/{work.place}")
     else:
@@ -160,10 +165,12 @@ def make(work) -> int:
         before = cpu_hours()
         status = subprocess.run([sys.executable, *command(work)], cwd=ROOT).returncode
         print(f"{cpu_hours() - before:.2f} core-hours", flush=True)
+        if status < 0:
+            status = 128 - status
         if status not in (0, 3):
             return status
     if not is_experiment(work):
-        return 0
+        return status
     if diverged(work):
         print(f"runs/{work.place}: a run diverged, so it is no evidence and is not published")
         return 3

@@ -23,6 +23,7 @@ corrected by Holm, that the difference is within 2 points. They give no label: t
 after the runs.
 """
 
+import argparse
 import collections
 import json
 import re
@@ -458,13 +459,17 @@ def pages() -> list[Path]:
 
 
 def main(argv: list[str]) -> int:
+    """Returns the exit status: 1 if --check finds a file that would change."""
+    parser = argparse.ArgumentParser(description="Writes the tables.", allow_abbrev=False)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    given = parser.parse_args(argv)
     files = {FOLDER / "differences.csv": differences()}
     for path in pages():
         files[path] = write(path.read_text())
     stale = [path for path, text in files.items() if path.read_text() != text]
     for path in stale:
         print(path.relative_to(FOLDER.parent))
-    if argv == ["--check"]:
+    if given.check:
         return 1 if stale else 0
     for path in stale:
         path.write_text(files[path])

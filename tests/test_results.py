@@ -415,6 +415,30 @@ def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch, capsys):
     assert "no command of scale paper" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "commands, status, made", [("3 0", 3, 2), ("3 2 0", 2, 2), ("3 kill 0", 137, 2)]
+)
+def test_the_status_is_that_of_the_first_failed_command(
+    tmp_path, monkeypatch, commands, status, made
+):
+    ends = {"kill": "os.kill(os.getpid(), 9)"}
+    works = []
+    for place, end in enumerate(commands.split()):
+        code = f"import os; open('{tmp_path}/{place}', 'w'); {ends.get(end, f'os._exit({end})')}"
+        work = {"place": str(place), "claims": "A6", "scale": "program", "hours": 0.1}
+        works.append(work | {"command": shlex.join(["-c", code])})
+    monkeypatch.setattr(reproduce, "read_works", lambda: pd.DataFrame(works))
+    assert reproduce.main([]) == status
+    assert len(list(tmp_path.iterdir())) == made
+
+
+def test_tables_refuses_an_unknown_word():
+    for word in ("--chekc", "--chec", "x"):
+        with pytest.raises(SystemExit) as stopped:
+            tables.main([word])
+        assert stopped.value.code == 2
+
+
 # ------------------------------------------------------------------------------------------ paths
 
 
