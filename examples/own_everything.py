@@ -52,7 +52,7 @@ class Slow(FedAvg):
 
 class Federation(common.Federation):
     def deal(self) -> list[np.ndarray]:
-        """Fixed index arrays: client m holds every M-th sample in the order of labels."""
+        """Fixed index arrays: client m holds the m-th of M parts, in the order of labels."""
         M = self.config.clients
         order = np.argsort(self.labels, kind="stable")
         return [np.sort(part) for part in np.array_split(order, M)]
@@ -75,7 +75,6 @@ class Federation(common.Federation):
 
 # ------------------------------------------------------------------------------- the method itself
 
-
 METHODS = ("small", "large")
 
 
@@ -89,6 +88,9 @@ class Config(experiment.Config):
     clients_per_round: int = 4
     rounds: int = 10
     epochs: int = 2
+    partition: str = flag("sorted", "own: `deal`", choices=("sorted",), role="dealing")
+    parts: int = flag(0, "not used here", low=0, high=0)
+    base: str = flag("fedavg", "not used here: `Slow` is the base", choices=("fedavg",))
     method: str = flag("small", "whose loss decides", sweep=METHODS, choices=METHODS)
 
     def federation(self, data, streams) -> Federation:
@@ -102,8 +104,8 @@ def schedule(fl: Federation, t: int, m: int) -> np.ndarray:
     if t < fl.config.rounds // 2:
         shard = shard[np.argsort(fl.labels[shard], kind="stable")]
     B = fl.config.batch_size
-    T = len(shard) // B
-    one_pass = shard[: T * B].reshape(T, B)
+    padded = np.pad(shard, (0, -len(shard) % B), constant_values=-1)  # -1: no sample
+    one_pass = padded.reshape(-1, B)
     return np.tile(one_pass, (fl.config.epochs, 1))
 
 

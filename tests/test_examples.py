@@ -209,6 +209,15 @@ def test_everything_of_ones_own(folder):
     assert fl.largest_loss(state, 0, 4, sign=1).tolist() == sorted(smallest)
     w_0, w_hat = torch.zeros(3), torch.ones(3)
     assert fl.base.server(w_0, w_hat, None, None, {}).tolist() == [0.5] * 3
+    for fl.config.batch_size in (7, 64):  # no sample is left out
+        batches = own_everything.schedule(fl, 0, 3)
+        samples, counts = np.unique(batches[batches >= 0], return_counts=True)
+        assert np.array_equal(samples, fl.shards[3]) and set(counts) == {2}
+    fl.config.batch_size = 10
+    for flag in ("--base=solo", "--partition=iid", "--parts=40"):
+        with pytest.raises(SystemExit) as stop:
+            own_everything.main([flag])
+        assert stop.value.code == 2
     first, last = own_everything.schedule(fl, 0, 3), own_everything.schedule(fl, 9, 3)
     assert np.array_equal(np.unique(first), np.unique(last))
     assert (np.diff(fl.labels[first[:3].ravel()]) >= 0).all()
