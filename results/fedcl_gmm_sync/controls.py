@@ -70,7 +70,9 @@ class Config(paper.Config):
     phase_quorum: float = flag(
         1.0, "fraction of frozen clients that ends a phase", above=0, high=1, when=has_phases
     )
-    generator_hidden: int = flag(256, "width of the generator", low=1, when=has_generator)
+    generator_hidden: int = flag(
+        256, "width of the generator", low=1, high=65536, when=has_generator
+    )
 
     def reads_rounds(self) -> bool:
         return has_phases(self)
