@@ -23,7 +23,7 @@ NODES = {
     "nets.py": 2940,
     "fedavg_curriculum.py": 1400,
     "client_curriculum.py": 1870,
-    "fedcl_fgn.py": 1340,
+    "fedcl_fgn.py": 1355,
     "fedcl_gmm_sync.py": 3020,
     "fedac_art.py": 2150,
 }

@@ -25,9 +25,9 @@ from fedcl_loops import (
 import common
 import experiment
 import fedcl_fgn
-from data import load_data
+from data import UsageError, load_data
 from experiment import report
-from results.fedcl_fgn import compare, criticalfl, rules, selection
+from results.fedcl_fgn import clock, compare, criticalfl, rules, selection
 
 
 @pytest.fixture(scope="module")
@@ -180,20 +180,31 @@ def test_fedcor_conditions_as_scikit_learns_gaussian_process():
         np.testing.assert_allclose(given, covariance, atol=1e-8)
 
 
+@pytest.mark.parametrize("scale", [0, 1e6])
+def test_fedcor_takes_all_clients_where_rounding_exceeds_the_noise(scale):
+    rng = np.random.default_rng(0)
+    changes = scale * rng.normal(size=(15, 3)) @ rng.normal(size=(3, 9))
+    with np.errstate(divide="raise", invalid="raise"):
+        K, s_sq = rules.fit_covariance(changes, 5)
+        taken = rules.take_greedily(K, s_sq, np.ones(9), np.full(9, 1 / 9), 9)
+    assert sorted(taken) == list(range(9))
+
+
 def test_fedcor_leaves_alone_who_had_many_turns():
     embedding = np.random.default_rng(0).normal(size=(9, 3))
     alpha = np.eye(9)[5] + 1e-9
     assert rules.take_greedily(embedding @ embedding.T, 0.3, alpha, np.full(9, 1 / 9), 1) == [5]
 
 
-def test_fedcor_learns_its_covariance_as_scikit_learns_pca():
+@pytest.mark.parametrize("M, rank", [(8, 3), (4, 5)])  # 5 of 4 are 3
+def test_fedcor_learns_its_covariance_as_scikit_learns_pca(M, rank):
     from sklearn.decomposition import PCA
 
     rng = np.random.default_rng(2)
-    changes = rng.normal(size=(50, 3)) @ rng.normal(size=(3, 8)) + 0.1 * rng.normal(size=(50, 8))
-    K, s_sq = rules.fit_covariance(changes, 3)
+    changes = rng.normal(size=(50, 3)) @ rng.normal(size=(3, M)) + 0.1 * rng.normal(size=(50, M))
+    K, s_sq = rules.fit_covariance(changes, rank)
     pca = PCA(3).fit(changes)
-    np.testing.assert_allclose((K + s_sq * np.eye(8)) * 50 / 49, pca.get_covariance(), atol=1e-10)
+    np.testing.assert_allclose((K + s_sq * np.eye(M)) * 50 / 49, pca.get_covariance(), atol=1e-10)
 
 
 def test_fedcor_warms_up_and_then_takes_the_greedy_clients(monkeypatch):
@@ -238,6 +249,28 @@ def test_hics_first_takes_who_has_not_taken_part():
     assert {17, 18, 19} < set(drawn.clients.tolist())
     assert len(drawn.clients) == 5
     assert np.array_equal(drawn.weights, [10] * 5)
+
+
+def test_a_gradient_of_zero_is_at_right_angles_to_all_others():
+    bias = np.array([[0.0, 0], [1, 0], [1, 0], [0, 0]])
+    a, b, c, d = rules.cluster_by_bias(bias, np.ones(4), 2)
+    assert a == d != b == c
+
+
+@pytest.mark.parametrize("study", [selection, clock])
+def test_hics_wants_an_output_bias(tmp_path, data, study):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def Net(channels, side, classes):\n"
+        "    last = nn.Linear(channels * side**2, classes, bias=False)\n"
+        "    return nn.Sequential(nn.Flatten(), last)\n"
+    )
+    model = f"{tmp_path / 'mine.py'}:Net"
+    config = study.Config(dataset=data, method="base", model=model, clients=6, select="oort")
+    assert config.federation(load_data(data), common.Streams(0)).model.is_plain
+    config.select = "hics"
+    with pytest.raises(UsageError, match="^--select hics: --model .*mine.py:Net does not end with"):
+        config.federation(load_data(data), common.Streams(0))
 
 
 def test_hics_leaves_high_entropy_for_all_as_gamma_falls():
@@ -295,6 +328,13 @@ def test_oort_follows_utility():
     turns[20] = {"round": 1, "loss": 4.0}  # long ago: sqrt(.1 log t / t_k) lifts it above the cut
     draws = [rules.oort(pretend([10] * 30, s), {"turns": turns}, 40, 5) for s in range(20)]
     assert any(20 in drawn.clients for drawn in draws)
+
+
+def test_oort_knows_a_utility_among_many_without_loss():
+    """29 of 30 clients have no loss. By its odds the other is in 83 % of the selections."""
+    turns = {m: {"round": 40, "loss": 5.0 if m == 3 else 0.0} for m in range(30)}
+    draws = [rules.oort(pretend([10] * 30, s), {"turns": turns}, 40, 5).clients for s in range(100)]
+    assert 65 < sum(3 in clients for clients in draws) < 97
 
 
 def test_power_of_choice_takes_the_candidates_of_largest_loss(data):
@@ -363,6 +403,13 @@ def test_rules_of_other_papers_train(tmp_path, data, rule, monkeypatch):
         assert len(state["turns"]) == 6  # each of six within the first three rounds of two
 
 
+def test_hics_selects_when_the_learning_rate_is_0(tmp_path, data):
+    """1e-300 and then 1e-500, which is 0. So no gradient is known after six clients' turns."""
+    flags = ["--dataset", data, "--method", "base", "--lr", "1e-300", "--lr-decay", "1e-200"]
+    rows = launch(tmp_path, *flags, "--select", "hics")
+    assert [row["clients"] for row in rows] == ["2"] * 5
+
+
 @pytest.mark.parametrize("rule", ["hics", "fedcor", "oort"])
 def test_a_stopped_run_remembers_its_turns(tmp_path, data, rule, monkeypatch, capsys):
     monkeypatch.setattr(rules, "WARM_UP", 4)
@@ -404,13 +451,15 @@ OWN_RULES = {  # and what the line says
     "Draw(np.arange(n), np.ones(n), 'x')": "'x'",
     "Draw(np.arange(n), np.ones(n), -1000)": "scorers >= 0, not -1000",
     "exit(3)": "SystemExit in own.py, line 4",
+    "state.clear() or Draw(np.arange(n), np.ones(n))": "state['theta'] belongs to the run",
+    "state.update(size=1) or Draw(np.arange(n), np.ones(n))": "state['size'] belongs to the run",
 }
 
 
 def write_rule(path, expression: str) -> str:
     path.write_text(
         "import numpy as np\n"
-        "from results.fedcl_fgn.rules import Draw\n"
+        "from results.fedcl_fgn.rules import Draw, power_of_choice\n"
         f"def mine(fl, state, t, n):\n    return {expression}\n"
     )
     return f"{path}:mine"
@@ -427,14 +476,26 @@ def test_an_own_rule_that_is_wrong_is_one_line(tmp_path, data, returned, capsys)
     assert OWN_RULES[returned] in line
 
 
+def test_losses_that_are_not_finite_end_the_run_with_3(tmp_path, data, capsys):
+    theta = "state['theta'] * 1e300"
+    own = write_rule(tmp_path / "own.py", f"power_of_choice(fl, state | dict(theta={theta}), t, n)")
+    with pytest.raises(SystemExit) as stop:
+        launch(tmp_path / "run", "--dataset", data, "--method", "base", "--select", own)
+    assert stop.value.code == 3
+    assert "a client's loss is not finite; try a smaller --lr" in capsys.readouterr().err
+
+
 class OwnLoops(StudyLoops):
     def draw(self, t, n):
         return {1: 0.25, 4: 0.75}
 
 
-def test_an_own_rule_may_give_lists_in_any_order(tmp_path, data):
+@pytest.mark.parametrize(
+    "drawn", ["[4, 1], [3, 1]", "np.uint8([4, 1]), [1.5e308, 5e307]", "[4, 1], [3e-320, 1e-320]"]
+)
+def test_an_own_rule_may_give_lists_in_any_order_and_scale(tmp_path, data, drawn):
     """Clients 4 and 1: their weights follow them."""
-    word = write_rule(tmp_path / "own.py", "Draw([4, 1], [3, 1])")
+    word = write_rule(tmp_path / "own.py", f"Draw({drawn})")
     flags = ["--budget", "0", "--dataset", data, "--method", "base", "--rounds", "2"]
     rows = launch(tmp_path / "run", *flags, "--select", word)
     assert {row["method"] for row in rows} == {"fedavg mine"}
@@ -534,6 +595,18 @@ def test_a_spent_budget_has_nothing_left_to_resume(tmp_path, data):
     assert launch(tmp_path, *flags, "--resume") == before
 
 
+def test_a_replay_cannot_go_on_for_more_rounds(tmp_path, data, capsys):
+    """It spreads the uploads of all of FedCL's rounds, so its first rounds would be others."""
+    flags = ["--dataset", data, "--method", "cl", "constant"]
+    launch(tmp_path, *flags, "--rounds", "2")
+    with pytest.raises(SystemExit) as stop:
+        launch(tmp_path, *flags, "--rounds", "9", "--resume")
+    assert stop.value.code == 2
+    assert "holds another run (rounds 2, not 9)" in capsys.readouterr().err
+    one, other = parse("--method", "longer", "--budget", "0", "--select", "uniform", "oort")
+    assert one.results_depend_on() == other.results_depend_on()  # it has no rule
+
+
 def test_as_many_clients_as_the_base_are_the_base(tmp_path, data):
     flags = ["--dataset", data, "--method", "base", "cl", "longer", "--select", "uniform", "size"]
     rows = launch(tmp_path, *flags, "--n", "0", "2")
@@ -566,6 +639,8 @@ def test_a_replay_follows_the_flags_of_what_it_replays(tmp_path, data):
         ("--budget 11 --method base", "--budget"),
         ("--budget 6 --method cl", "--budget"),
         ("--budget 6 --method cl constant", "--budget"),
+        ("--clients 1 --clients-per-round 1 --select hics", "--clients 2"),
+        ("--clients 1 --clients-per-round 1 --select fedcor", "--clients 2"),
     ],
 )
 def test_wrong_flags_give_one_line_and_2(tmp_path, data, flags, word, capsys):
@@ -662,6 +737,24 @@ def test_the_study_goes_on_from_a_run_of_the_script(tmp_path, data):
     flags += ["criticalfl", "early", "--out", str(tmp_path / "script"), "--resume"]
     criticalfl.main(flags)
     assert read(tmp_path / "script")[: len(before)] == before  # their seconds, too
+
+
+@pytest.mark.parametrize(
+    "study, flags",
+    [
+        (fedcl_fgn, "--method cl"),
+        (selection, "--method cl --budget 0"),
+        (criticalfl, "--method criticalfl --rule paper --signal paper"),
+    ],
+)
+def test_a_signal_that_is_not_finite_ends_the_run_with_3(
+    tmp_path, data, study, flags, monkeypatch, capsys
+):
+    monkeypatch.setattr(fedcl_fgn, "squared_norms", lambda *_: np.full(2, np.inf))
+    with pytest.raises(SystemExit) as stop:
+        study.main([*FLAGS, "--dataset", data, "--out", str(tmp_path), *flags.split()])
+    assert stop.value.code == 3
+    assert "round 1: FGN is inf; try a smaller --lr" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ import torch
 import client_curriculum as paper
 import common
 import experiment
-from data import UsageError
 from experiment import flag
+from results.fedcl_fgn.rules import check_output_bias
 
 POOLED = ("entropy", "hics", "coverage")
 RIVALS = ("power-of-choice", *POOLED)
@@ -90,12 +90,8 @@ class Config(paper.Config):
 
     def federation(self, data, streams) -> common.Federation:
         fl = super().federation(data, streams)
-        last = fl.model.shapes[fl.model.parameters[-1]]
-        if is_estimated(self) and tuple(last) != (data.classes,):
-            raise UsageError(
-                f"--client-order hics: --model {self.model} does not end with the bias of its "
-                "output layer"
-            )
+        if is_estimated(self):
+            check_output_bias(fl, "--client-order hics")
         return fl
 
 

@@ -22,7 +22,9 @@ class Config(selection.Config):
     """The options of selection.py."""
 
     def federation(self, data, streams) -> Federation:
-        return Federation(self, data, streams)
+        fl = super().federation(data, streams)
+        fl.__class__ = Federation
+        return fl
 
 
 PRESETS = {

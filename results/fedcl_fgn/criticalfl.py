@@ -148,6 +148,7 @@ def summed_fgn(update: common.Update, eta: float, epochs: int) -> float:
 
 def judge(config: Config, state: dict, t: int, fgn: float) -> dict:
     """Sets state["n"], the next round's clients. Returns the column `critical`, if judged."""
+    paper.check_signal(t, fgn)
     n = state["n"]
     n_0 = config.clients_per_round
     if config.rule == "paper":

@@ -3,8 +3,9 @@
 A rule is a function (fl, state, t, n). It returns a `Draw` of n clients for round t.
 `remember` notes every client's turns in state["turns"]. The uploads that are spent are
 state["uploads"]. A rule may keep keys of its own in state, for the next rounds: tensors, NumPy
-arrays of numbers or plain Python. It takes random numbers from fl.streams("mine", t), since others
-change with --resume. Rules of other papers are biased on purpose: no weights correct it.
+arrays of numbers or plain Python. It leaves the other keys as they are. It takes random numbers
+from fl.streams("mine", t), since others change with --resume. Rules of other papers are biased on
+purpose: no weights correct it.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from torch import Tensor
 
 import common
 from data import UsageError, first_line, load_from_file
+
+TINY = 1e-200  # instead of a denominator 0
 
 
 @dataclass
@@ -71,13 +74,14 @@ def remember(fl: common.Federation, state: dict, t: int, update: common.Update) 
 
     round, loss  of the client's last turn
     times        how many turns it has had
-    bias         (C,): its mean gradient of the output bias, label fractions minus predicted ones
+    bias         (C,): its mean gradient of the output bias, label fractions minus predicted ones.
+                 It has no meaning if the model does not end with this bias: `check_output_bias`
     """
     classes = fl.data.classes
     output = slice(fl.model.trainable - classes, fl.model.trainable)  # a model's last weights
     moved = update.gather_thetas()[:, output] - state["theta"][output]
     moved = moved.double().cpu().numpy()
-    bias = moved / update.length[:, None]
+    bias = moved / np.maximum(update.length, TINY)[:, None]
     for k, m in enumerate(update.clients.tolist()):
         before = state["turns"].get(m, {"times": 0})
         state["turns"][m] = {
@@ -88,10 +92,22 @@ def remember(fl: common.Federation, state: dict, t: int, update: common.Update) 
         }
 
 
+def check_output_bias(fl: common.Federation, option: str) -> None:
+    """Raises UsageError, with the option that wants it, unless the model ends with such a bias."""
+    last = fl.model.shapes[fl.model.parameters[-1]]
+    if tuple(last) != (fl.data.classes,):
+        raise UsageError(
+            f"{option}: --model {fl.config.model} does not end with the bias of its output layer"
+        )
+
+
 def mean_losses(fl: common.Federation, theta: Tensor, clients: np.ndarray) -> np.ndarray:
-    """Returns each client's mean loss (n,) at theta (P,)."""
+    """Returns each client's mean loss (n,) at theta (P,). Raises NonFiniteError if one is not."""
     scores = fl.score(theta, clients)
-    return np.array([losses.mean() for losses, _ in scores])
+    means = np.array([losses.mean() for losses, _ in scores])
+    if not np.isfinite(means).all():
+        raise common.NonFiniteError("a client's loss is not finite; try a smaller --lr")
+    return means
 
 
 def power_of_choice(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
@@ -124,7 +140,7 @@ def oort(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
         loss = np.array([turn["loss"] for turn in turns])
         last_round = np.array([turn["round"] for turn in turns])
         utility = fl.sizes[tried] * loss
-        clip = np.quantile(utility, 0.95)
+        clip = max(np.quantile(utility, 0.95), TINY)  # 0 if most clients have no loss left
         utility = np.minimum(utility / clip, 1)
         utility += np.sqrt(0.1 * np.log(t + 1) / last_round)
         bar = 0.95 * np.sort(utility)[count - n]
@@ -183,7 +199,7 @@ def cluster_by_bias(bias: np.ndarray, H: np.ndarray, clusters: int) -> np.ndarra
     from scipy.cluster.hierarchy import fcluster, linkage
 
     length = np.linalg.norm(bias, axis=1, keepdims=True)
-    unit = bias / length
+    unit = bias / np.maximum(length, TINY)
     cosine = np.clip(unit @ unit.T, -1, 1)
     apart = abs(H[:, None] - H)
     distance = np.arccos(cosine) + 10 * apart
@@ -237,14 +253,17 @@ def fedcor(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
 def fit_covariance(changes: np.ndarray, rank: int) -> tuple[np.ndarray, float]:
     """Returns K (M, M) of this rank and s^2, of greatest likelihood for changes (T, M).
 
+    The rank is at most M - 1, since s^2 needs the smallest eigenvalue. M is at least 2.
     The model is N(., K + s^2 I), so this is probabilistic PCA. The paper ascends the same
     likelihood by gradients.
     """
+    rank = min(rank, changes.shape[1] - 1)
     covariance = np.cov(changes.T, bias=True)
     values, vectors = np.linalg.eigh(covariance)
     s_sq = max(values[:-rank].mean(), 1e-12)
     largest = vectors[:, -rank:]
-    K = (largest * (values[-rank:] - s_sq)) @ largest.T
+    above = np.maximum(values[-rank:] - s_sq, 0)  # losses that stand still have none
+    K = (largest * above) @ largest.T
     return K, s_sq
 
 
@@ -252,7 +271,7 @@ def take_greedily(K: np.ndarray, s_sq: float, alpha, p: np.ndarray, n: int) -> l
     """Returns FedCor's n clients, in the order in which they are taken."""
     taken = []
     for _ in range(n):
-        deviation = np.sqrt(K.diagonal() + s_sq)
+        deviation = np.sqrt(np.maximum(K.diagonal(), 0) + s_sq)  # rounding may go below 0
         gain = alpha * (p @ K) / deviation
         gain[taken] = -np.inf
         m = int(gain.argmax())
@@ -263,7 +282,7 @@ def take_greedily(K: np.ndarray, s_sq: float, alpha, p: np.ndarray, n: int) -> l
 
 def condition(K: np.ndarray, s_sq: float, m: int) -> np.ndarray:
     """Returns the covariance (M, M) of all losses once client m's is known up to noise s^2."""
-    explained = np.outer(K[m], K[m]) / (K[m, m] + s_sq)
+    explained = np.outer(K[m], K[m]) / (max(K[m, m], 0) + s_sq)
     return K - explained
 
 
@@ -297,7 +316,7 @@ def check_draw(drawn: Draw, n: int, M: int) -> Draw:
         raise ValueError(f"wanted a Draw(clients, weights), not {type(drawn).__name__}")
     clients = np.array(drawn.clients)
     weights = np.array(drawn.weights, dtype=float)
-    are_integers = clients.shape == (n,) and clients.dtype.kind == "i"
+    are_integers = clients.shape == (n,) and clients.dtype.kind in "iu"
     known = np.intersect1d(clients, np.arange(M))
     if not are_integers or len(known) < n:
         first = clients.ravel()[:20]
@@ -309,5 +328,7 @@ def check_draw(drawn: Draw, n: int, M: int) -> Draw:
         raise ValueError(f"wanted {n} finite weights >= 0, not all 0")
     if int(drawn.scorers) < 0:
         raise ValueError(f"wanted a number of scorers >= 0, not {drawn.scorers}")
+    exponent = np.frexp(weights.max())[1]
+    weights = np.ldexp(weights, -exponent)  # their sum is finite; a power of 2 changes no bit
     order = np.argsort(clients)
-    return Draw(clients[order], weights[order], int(drawn.scorers))
+    return Draw(clients[order].astype(int), weights[order], int(drawn.scorers))
