@@ -700,6 +700,29 @@ def test_compare_joins_several_runs(tmp_path, data, monkeypatch):
     assert stopped.value.code == 2
 
 
+def test_compare_refuses_what_is_not_comparable(tmp_path, capsys):
+    rows = scripted("a", 0, [1, 2], [2, 2]).assign(setting="-")
+    tables = {
+        "good": rows,
+        "sweep": pd.concat([rows.assign(setting="alpha=1"), rows.assign(setting="alpha=2")]),
+        "other": rows.assign(accuracy=[1, 3]),
+        "strange": rows[["method", "trial"]],
+    }
+    for name, table in tables.items():
+        (tmp_path / name).mkdir()
+        table.to_csv(tmp_path / name / "metrics.csv", index=False)
+    for names, word in {
+        "sweep": "a has several results",
+        "good other": "a has several results",
+        "good nosuch": "nosuch",
+        "strange": "uploads",
+    }.items():
+        with pytest.raises(SystemExit) as stop:
+            compare.main([str(tmp_path / name) for name in names.split()] + ["--first", "a"])
+        assert stop.value.code == 2
+        assert word in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------------------------- criticalfl.py
 
 LATER = {

@@ -13,17 +13,28 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from data import first_line
 from experiment import report
 
 RUN = ["method", "trial"]
+COLUMNS = ["setting", *RUN, "round", "uploads", "samples", "received_mb", "accuracy"]
 
 
 def read_rows(folders: list[Path]) -> pd.DataFrame:
-    """Returns all rows of these runs. A method that several of them trained counts once."""
+    """Returns all rows of these runs. A method that several of them trained counts once.
+
+    Raises OSError or ValueError for a folder without rows of selection.py. It also raises
+    ValueError if a method's rows differ between runs or settings, because they are not comparable.
+    """
+    text = {"keep_default_na": False, "na_values": ""}
     tables = []
     for folder in folders:
-        tables.append(pd.read_csv(folder / "metrics.csv", keep_default_na=False, na_values=""))
-    return pd.concat(tables).drop_duplicates([*RUN, "round"])
+        tables.append(pd.read_csv(folder / "metrics.csv", usecols=COLUMNS, **text))
+    df = pd.concat(tables).drop_duplicates()
+    others = df.method[df.duplicated([*RUN, "round"])]
+    if len(others):
+        raise ValueError(f"{others.iloc[0]} has several results: choose runs of one setting")
+    return df
 
 
 def per_trial(df: pd.DataFrame) -> pd.DataFrame:
@@ -82,11 +93,11 @@ def main(argv=None) -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--first", default="fedavg size")
     given = parser.parse_args(argv)
-    df = read_rows(given.runs)
     try:
+        df = read_rows(given.runs)
         table = compare(df, given.first)
-    except ValueError as error:
-        parser.error(str(error))
+    except (OSError, ValueError) as error:
+        parser.error(first_line(error))
     print(table.to_string(float_format="%.2f"))
     table.to_csv(given.runs[0] / "compare.csv", float_format="%.4f")
     plot(df, given.runs[0] / "compare.png")
