@@ -5,6 +5,7 @@ user's own models. This module knows no other module.
 """
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,6 +37,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_of_the_machine(error: BaseException) -> bool:
     """Whether memory or a GPU failed, and no file of the user's."""
     return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
+
+
+ROOT = Path(__file__).resolve().parent
+OURS = ("bases", "checks", "common", "data", "experiment", "nets", "results", "training")
+OURS += ("client_curriculum", "fedac_art", "fedavg_curriculum", "fedcl_fgn", "fedcl_gmm_sync")
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file is one of this project's, and not a user's that lies next to them."""
+    path = Path(file).resolve()
+    if ROOT not in path.parents:
+        return False
+    return path.relative_to(ROOT).parts[0].removesuffix(".py") in OURS
 
 
 # ------------------------------------------------------------------------------------------- arrays

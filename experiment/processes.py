@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from data import UsageError, first_line
+from data import UsageError, first_line, forget_neighbours
 
 from .machine import keep_heap, take_gpu
 
@@ -147,7 +147,11 @@ def undisturbed_start():
 
 
 def own_modules() -> dict[str, str]:
-    """{name: file} of the modules that come from this checkout or from the script's folder."""
+    """{name: file} of the modules that come from this checkout or from the script's folder.
+
+    Those of users' files are left out: each process imports them again.
+    """
+    forget_neighbours()
     main = getattr(sys.modules["__main__"], "__file__", None) or ROOT
     folders = (ROOT, str(Path(main).resolve().parent))
     files = {}
