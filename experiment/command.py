@@ -22,12 +22,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checks import GPU_ERRORS, is_out_of_memory
+from checks import GPU_ERRORS, OURS, is_ours, is_out_of_memory
 from common import NonFiniteError
 from data import UsageError, first_line
 
 from . import report
-from .disk import choose_folder, claim, locked, refuse_results, written_aside
+from .disk import choose_folder, claim, locked, refuse_files, refuse_nothing, written_aside
 from .flags import Config, parse
 from .machine import gpu_fault, keep_heap
 from .places import train_all, workers
@@ -81,10 +81,10 @@ def main(script: Script, argv: list[str] | None = None) -> None:
 
 def refuse_strangers() -> None:
     """Raises UsageError if another module was found before one of our modules."""
-    for path in Path(ROOT).glob("*.py"):
-        found = getattr(sys.modules.get(path.stem), "__file__", None) or str(path)
-        if not os.path.samefile(found, path):
-            raise UsageError(f"{found} is imported instead of our {path.name}: rename it")
+    for name in OURS:
+        found = getattr(sys.modules.get(name), "__file__", None)
+        if found and not is_ours(found):
+            raise UsageError(f"{found} is imported instead of our {name}.py: rename it")
 
 
 def explain(error: Exception) -> tuple[int, str]:
@@ -136,11 +136,12 @@ def conduct(script: Script, configs: list[Config], command: str) -> None:
     settings, runs = script.plan(configs)
     takes_whole_runs = len(runs) >= ranks()
     script.ranks = 1 if takes_whole_runs else ranks()
-    if first.out and not first.resume:
-        refuse_results(Path(first.out))  # before anything that takes time
+    if first.out:  # before anything that takes time
+        refuse = refuse_nothing if first.resume else refuse_files
+        refuse(Path(first.out))
     with joined_ranks(runs[0].device) as store, workers(runs) as pool:
         counts = build_all(settings)  # while the workers import
-        script.folder = on_first_rank(lambda: choose_folder(first, name_of(script)))
+        script.folder = on_first_rank(lambda: choose_folder(first, Path(script.title()).stem))
         with locked(script.folder):
             on_first_rank(lambda: claim(script.folder, runs, first.resume))
             if takes_whole_runs:
@@ -156,12 +157,6 @@ def conduct(script: Script, configs: list[Config], command: str) -> None:
     if diverged:
         count = f"{len(diverged)} of {len(runs)} runs diverged"
         raise NonFiniteError(f"{count}, their cells are empty ({'; '.join(diverged[:3])})")
-
-
-def name_of(script: Script) -> str:
-    """Returns the name of the script's folder of runs."""
-    file = getattr(sys.modules[script.config.__module__], "__file__", None) or "notebook"
-    return Path(file).stem
 
 
 def commit() -> str | None:

@@ -149,28 +149,39 @@ def locked(folder: Path):
         lock.release()
 
 
-RESULTS = ("metrics.csv", "summary.json", "checkpoints/*-trial*.pt")
+CHECKPOINTS = "checkpoints/*-trial*.pt"
 
 
-def refuse_results(folder: Path) -> None:
-    """Raises UsageError if there are results in the folder."""
-    if any([*folder.glob(pattern)] for pattern in RESULTS):
-        raise UsageError(f"--out {folder}: holds results; --resume continues")
+def refuse_files(folder: Path) -> None:
+    """Raises UsageError if there is anything in the folder."""
+    if {*folder.glob("*")} - {folder / ".lock"}:
+        has_runs = any(folder.glob(CHECKPOINTS))
+        advice = "results; --resume continues" if has_runs else "files; choose an empty folder"
+        raise UsageError(f"--out {folder}: holds {advice}")
+
+
+def refuse_nothing(folder: Path) -> None:
+    """Raises UsageError if --resume finds no folder, or one with other files."""
+    is_known = any(folder.glob(CHECKPOINTS)) or os.path.exists(folder / ".lock")
+    if not is_known and (any(folder.glob("*")) or not os.path.exists(folder)):
+        raise UsageError(f"--resume --out {folder}: nothing to resume, it holds no checkpoint")
 
 
 def claim(folder: Path, runs: list, resume: bool) -> None:
-    """Makes the folder this command's, if it holds no results, or --resume says so.
+    """Makes the folder this command's, if it holds nothing, or --resume says so.
 
     A resumed sweep may have more values than before, or fewer, or other methods. But if runs of a
     method and trial are there, one of them must be the command's, too. Otherwise this raises
-    UsageError. It names what differs from the most similar run.
+    UsageError. It names what differs from the most similar run. It also raises UsageError if all
+    runs there are another script's.
     """
+    if not resume:
+        refuse_files(folder)
     for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
         half.unlink()
     for half in folder.glob(".results-*"):
         shutil.rmtree(half)
-    if not resume:
-        refuse_results(folder)
+    refuse_other_scripts(folder, runs)
     mine = {run.path for run in runs}
     for run in runs:
         similar = {*folder.glob(f"checkpoints/{run.label}-????????-trial{run.trial}.pt")}
@@ -179,6 +190,23 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
             changes = [differences(before, run.fingerprint) for before in fingerprints]
             changed = "; ".join(min(changes, key=len))
             raise UsageError(f"--resume: {folder} holds another run ({changed})")
+
+
+def refuse_other_scripts(folder: Path, runs: list) -> None:
+    """Raises UsageError if the folder holds runs, but none of this command or its script."""
+    found = {*folder.glob(CHECKPOINTS)}
+    if found & {run.path for run in runs}:
+        return
+    made_by = runs[0].made_by
+    others = set()
+    for path in found:
+        content = read(path, runs[0].device)["content"]
+        if isinstance(content, dict):  # what `Run.cached` has saved is none
+            others.add(content.get("made_by", made_by))  # older ones do not say it
+    if others and made_by not in others:
+        raise UsageError(
+            f"--resume: {folder} holds runs of {', '.join(sorted(others))}, not {made_by}"
+        )
 
 
 @contextlib.contextmanager

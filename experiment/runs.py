@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import re
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import common
+from checks import OURS, ROOT, is_ours
 from common import NonFiniteError
 from data import Data, UsageError, first_line, load_data, source_checksum
 from nets import SIDE, seed_libraries, seeded
@@ -28,7 +30,7 @@ from .terminal import say
 
 # counted from round 1 on
 TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
-KEPT = ("rows", "state", "finished", "diverged")  # in a checkpoint
+KEPT = ("rows", "state", "finished", "diverged", "made_by")  # in a checkpoint
 NO_SETTING = "-"  # where nothing is swept but the methods
 
 
@@ -59,6 +61,7 @@ class Run:
         self.state = {}
         self.finished = 0  # --rounds when it ended; 0: not yet
         self.diverged = ""  # what was not finite
+        self.made_by = self.script.title() if self.script else ""
         self.is_tracked = self.script is not None and self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
         self.device = self.config.device
@@ -248,6 +251,9 @@ class Run:
         for name, value in self.identity.items():
             if checksum := source_checksum(value):
                 found[f"the file of --{name}, checksum"] = checksum
+        for file in self.script.own_files():
+            checksum = source_checksum(f"{file}:federate", excludes=OURS)
+            found[f"the file {Path(file).name}, checksum"] = checksum
         return found
 
 
@@ -287,6 +293,12 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
 
 def waits_for_none(config: Config) -> dict:
     return {}
+
+
+def file_of(thing: Callable) -> str:
+    """Returns the file that defines a function or class, or "notebook"."""
+    file = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    return str(Path(file).resolve()) if file else "notebook"
 
 
 @dataclasses.dataclass
@@ -333,6 +345,16 @@ class Script:
             method = self.name(config)
         setting = self.setting(config, config.results_depend_on())
         return Run(config, method, setting, trial, self)
+
+    def title(self) -> str:
+        """Returns the name of the script's file. For one of ours the folder stands before it."""
+        file = file_of(self.config)
+        return str(Path(file).relative_to(ROOT)) if is_ours(file) else Path(file).name
+
+    def own_files(self) -> set[str]:
+        """Returns the files that hold a user's own script. For our scripts there is none."""
+        files = {file_of(self.federate), file_of(self.config)}
+        return {file for file in files if file.endswith(".py") and not is_ours(file)}
 
     def setting(self, config: Config, flags) -> str:
         """'alpha=0.05 base=fedprox': the swept ones of these options that are not compared."""

@@ -29,6 +29,7 @@ import bases
 import common
 import data
 import experiment
+import fedcl_fgn
 from common import NonFiniteError
 from data import UsageError
 from experiment import flag, report
@@ -659,6 +660,35 @@ def test_results_are_not_deleted_unasked(work, capsys):
     assert files("r") == before
 
 
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+@pytest.mark.parametrize("name", ["summary.png", "table.csv", ".notes", "folder/mine.txt"])
+def test_a_folder_with_files_of_the_users_is_refused(name, more, work, capsys):
+    """Before anything else is read."""
+    path = work / "r" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    before = files(work)
+    assert "--out r: " in refused(capsys, "--out=r", "--dataset=gone.npz", *more)
+    assert files(work) == before
+
+
+def test_only_a_folder_with_this_scripts_runs_is_resumed(work, capsys):
+    assert "r: nothing to resume" in refused(capsys, "--out=r", "--resume")
+    assert not Path("r").exists()
+    Path("r").mkdir()  # as a kill before the first checkpoint leaves it
+    start("--out=r", "--resume")
+    before = files("r")
+    with pytest.raises(SystemExit) as stop:
+        fedcl_fgn.main([*SMALL, "--clients=4", "--clients-per-round=2", "--out=r", "--resume"])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert stop.value.code == 2 and "holds runs of test_experiment.py, not fedcl_fgn.py" in line
+    assert files("r") == before
+    shutil.copytree("r/checkpoints", "s/checkpoints")
+    start("--out=s", "--method", "short", "--resume")
+    start("--out=s", "--resume")
+    assert table("s") == table("r")
+
+
 def test_a_resumed_sweep_leaves_no_figure_of_the_one_before(work, monkeypatch):
     """Two arms have a difference, one has none."""
     monkeypatch.setattr(report, "plot", lambda df, path, **options: path.write_bytes(b"png"))
@@ -780,6 +810,34 @@ def test_a_neighbour_of_the_users_file_decides_the_result_too(work, capsys):
     Path("beside.py").write_text("x = 2\n")
     line = refused(capsys, "--out=r", "--rule=mine.py:rule", "--resume")
     assert "another run's (the file of --rule, checksum " in line
+
+
+@pytest.mark.parametrize("edited", ["own_script.py", "own_steps.py"])
+def test_an_edited_script_of_the_users_is_not_resumed(edited, work, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(work)
+    Path("own_steps.py").write_text("from test_experiment import federate as steps\n")
+    text = "from own_steps import steps\ndef federate(*args): steps(*args)\n"
+    Path("own_script.py").write_text(text)
+    hooks = {"federate": importlib.import_module("own_script").federate}
+    start("--out=r", **hooks)
+    start("--out=r", "--resume", **hooks)
+    Path(edited).write_text(Path(edited).read_text() + "# edited\n")
+    line = refused(capsys, "--out=r", "--resume", **hooks)
+    assert "another run's (the file own_script.py, checksum " in line
+    for name in ("own_script", "own_steps"):
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_edit_of_our_scripts_leaves_their_runs_resumable(name, work, monkeypatch):
+    """A fingerprint of version 0.2.0 had these names, and the options."""
+    monkeypatch.setattr(experiment, "main", lambda script, argv: scripts.append(script))
+    scripts = []
+    module = importlib.import_module(name)
+    module.main([])
+    config = module.Config(dataset="tiny.npz", device="cpu")
+    wanted = {"torch", "numpy", "state", "device", "ranks", "data"}
+    assert scripts[0].run(config, 0).environment.keys() == wanted
 
 
 def test_a_rewritten_file_is_read_again_in_the_same_process(work):
