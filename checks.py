@@ -216,7 +216,7 @@ def check_shards(shards, clients: int, n: int) -> list[np.ndarray]:
             limits = f", {shard.min()} to {shard.max()}" if shard.size else ""
             found = f"the samples of client {m} are {shard.dtype} {shard.shape}{limits}"
             raise UsageError(f"{found}; wanted integers (N,) from 0 to {n - 1}, at least one")
-        checked.append(shard)
+        checked.append(shard.astype(np.int64))  # with room for -1
     return checked
 
 
@@ -228,7 +228,7 @@ def check_batches(model, clients, batches, n: int) -> list[np.ndarray]:
     checked = []
     for m, of_client in zip(clients, batches, strict=True):
         of_client = as_array(f"client {m}", of_client)
-        is_table = of_client.ndim == 2 and of_client.dtype.kind == "i"
+        is_table = of_client.ndim == 2 and of_client.dtype.kind in "iu"
         is_sample = of_client >= 0 if is_table else np.zeros((1, 1))
         has_gap = (is_sample[:, 1:] > is_sample[:, :-1]).any()
         is_empty = not is_sample.any(1).all()
@@ -236,7 +236,7 @@ def check_batches(model, clients, batches, n: int) -> list[np.ndarray]:
             found = f"the batches of client {m} are {of_client.dtype} {of_client.shape}"
             wanted = f"integers (T, B); each row from 0 to {n - 1}, then perhaps -1"
             raise UsageError(f"{found}; wanted {wanted}")
-        checked.append(of_client)
+        checked.append(of_client.astype(np.int64))
     model.check_batches(clients, checked)
     return checked
 

@@ -311,6 +311,27 @@ def test_batches_that_hold_no_places_are_refused(row):
         train_all(model, model.init(0), data, [good, np.array([row])], Local(0.1))
 
 
+@pytest.mark.parametrize(
+    "schedule, message",
+    [
+        ({"lr": [0.1, 0.1]}, "lr has 2 entries; wanted one for each of 3 steps"),
+        ({"sample_weights": [(3, 2), (1, 2)]}, "sample_weights of client 1 has 1 of 2 steps"),
+        ({"sample_weights": [(3, 2)]}, "sample_weights has 1 arrays for 2 clients"),
+        ({"per_step": [(2,), (2,)]}, "share of client 0 has 2 of 3 steps"),
+    ],
+)
+def test_a_schedule_that_is_too_short_is_refused(schedule, message):
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    batches = [np.arange(6).reshape(3, 2), np.arange(4).reshape(2, 2)]
+    local = Local(schedule.pop("lr", 0.1))
+    for name, shapes in schedule.items():
+        arrays = [np.ones(shape) for shape in shapes]
+        setattr(local, name, {"share": arrays} if name == "per_step" else arrays)
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        train_all(model, model.init(0), data, batches, local)
+
+
 @pytest.mark.parametrize("name", ["alexnet", "vgg11", "lstm"])
 def test_dropout_follows_each_clients_seed(name):
     """As in an ordinary net seeded alike; one client at a time, as a stack shares a seed."""
