@@ -3,7 +3,7 @@
 An error ends a command with one line and an exit status:
 
 - 2: a mistake of the caller
-- 3: an update that is not finite
+- 3: an update, a score or a test loss that is not finite
 - 5: a file that cannot be written, too little memory, or a process that is gone
 - 130: Ctrl-C
 - 143: SIGTERM
@@ -195,7 +195,8 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
     if "dataset" in script.swept:
         dataset = "several data sets"  # each setting names its own
     with written_aside(script.folder) as folder:
-        df = report.write_metrics(rows, folder, f"{dataset}, {first.config.trials} trials")
+        trials = f"{first.config.trials} trial" + "s" * (first.config.trials > 1)
+        df = report.write_metrics(rows, folder, f"{dataset}, {trials}")
         results = report.write_results(df, folder)
     with written_aside(script.folder, report.FIGURES) as folder:
         report.plot_partition(counts, folder, dataset)
@@ -210,5 +211,7 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
         summary = about | {"swept": script.swept, "config": configs} | first.environment
         if first.device == "cuda":
             summary["card"] = torch.cuda.get_device_name()
-        (folder / "summary.json").write_text(json.dumps(summary | results, indent=1))
+        text = json.dumps(summary | results)
+        in_words = json.loads(text, parse_constant=str)  # JSON has no infinity
+        (folder / "summary.json").write_text(json.dumps(in_words, indent=1))
     print(f"results: {script.folder}")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import common
 from checks import OURS, ROOT, is_ours
-from common import NonFiniteError
+from common import ADVICE, NonFiniteError
 from data import Data, UsageError, first_line, load_data, source_checksum
 from nets import SIDE, seed_libraries, seeded
 
@@ -112,6 +112,8 @@ class Run:
 
         update  what the clients sent: `fl.train` returns it
         last    whether no round follows, although --rounds is not reached
+
+        Raises NonFiniteError if the loss of the test is not finite.
         """
         K = len(update.clients)
         row = self.row_of(t) | {"clients": K, "uploads": K} | self.fl.cost(update)
@@ -120,6 +122,8 @@ class Run:
         is_last = last or t + 1 == self.config.rounds
         if is_last or (t + 1) % self.config.eval_every == 0:
             row |= self.fl.test(state)
+            if not math.isfinite(row.get("loss", 0)):
+                raise NonFiniteError(f"round {t + 1}: the test loss is not finite; {ADVICE}")
         row |= columns
         row["seconds"] = time.perf_counter() - self.began
         for name, value in row.items():

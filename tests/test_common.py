@@ -15,7 +15,7 @@ from ordinary import fill, first_batches, make_federation, normalise, perturb
 import bases
 import common
 import training
-from data import UsageError
+from data import UsageError, epochs_of_batches
 from nets import build_model
 
 DOUBLE = torch.float64
@@ -195,6 +195,38 @@ def test_an_update_that_is_not_finite(bad):
     state["theta"] = state["theta"] * math.nan
     with pytest.raises(common.NonFiniteError, match="client 0, 2, 4"):
         diverge(0.0)
+
+
+def test_scores_that_are_not_finite_name_five_clients():
+    """Weights of 1e38 are finite, but logits are not. So no order of samples may follow."""
+    fl = make_federation(clients=8, dtype="float32")
+    message = r"^the losses of client 0, 1, 2, 3, 4 and 3 more are not finite; [^\n]*--server-lr"
+    with pytest.raises(common.NonFiniteError, match=message):
+        fl.score(torch.full_like(fl.start()["theta"], 1e38), fl.everyone)
+
+
+def test_averaging_weights_have_the_sum_1():
+    fl = make_federation()
+    state = fl.start()
+    clients = np.array([1, 3])
+    update = fl.train(state, 0, clients, first_batches(fl, clients))
+    for p in ([1.0, 1.0], [0.2, 0.3], [0.5, math.nan]):
+        with pytest.raises(UsageError, match="have the sum [^\n]*; wanted 1$"):
+            fl.aggregate(state, update, np.array(p))
+
+
+def test_places_of_samples_may_be_of_any_type_of_integers(monkeypatch):
+    """Also of one that has no room for -1, which fills up a batch."""
+    thetas = []
+    for kind in (np.int64, np.uint8, np.uint16):
+        shards = [np.arange(m, 60, 5, dtype=kind) for m in range(5)]
+        monkeypatch.setattr(common.Federation, "deal", lambda fl, shards=shards: shards)
+        fl = make_federation()
+        batches = epochs_of_batches(fl.shards[1], 1, 5, np.random.default_rng(0))
+        whole = np.stack([shards[2][:5], shards[2][5:10]])
+        update = fl.train(fl.start(), 0, np.array([1, 2]), [batches, whole])
+        thetas.append(update.gather_thetas())
+    assert torch.equal(thetas[0], thetas[1]) and torch.equal(thetas[0], thetas[2])
 
 
 def test_an_own_net_that_fails_in_training_is_named_in_one_line(tmp_path):

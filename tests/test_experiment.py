@@ -7,6 +7,7 @@ import errno
 import functools
 import importlib
 import json
+import math
 import os
 import random
 import resource
@@ -914,6 +915,28 @@ def test_a_run_that_diverges_leaves_an_empty_cell(work, capsys, jobs):
     refused(capsys, *flags, "--resume", status=3, **hooks)
     assert {path: path.stat().st_mtime_ns for path in checkpoints("r")} == before
     assert table("r") == rows
+
+
+def test_a_test_loss_that_is_not_finite_ends_the_run(work, capsys):
+    def explode(config, fl, run):
+        run.fl.test = lambda state: {"accuracy": 50.0, "loss": math.nan if run.rows else 1.0}
+        federate(config, fl, run)
+
+    line = refused(capsys, "--out=r", "--method=a", "--trials=1", status=3, federate=explode)
+    assert "1 of 1 runs diverged" in line and "round 2: the test loss is not finite" in line
+    assert [row["accuracy"] for row in table("r")] == ["50.0", ""]
+
+
+def test_summary_json_is_json(work, capsys):
+    """Which knows no infinity. A word of the command line stands for it."""
+
+    def refuse(word):
+        raise ValueError(word)
+
+    start("--out=r", "--pull=inf", "--trials=1", "--method", "b", "a")
+    assert "tiny.npz, 1 trial," in capsys.readouterr().out
+    summary = json.loads(Path("r/summary.json").read_text(), parse_constant=refuse)
+    assert float(summary["config"]["a"]["pull"]) == float("inf")
 
 
 def test_what_reads_a_diverged_run_diverges_too(work):
