@@ -265,9 +265,11 @@ def keep(memory: dict, name: str, clients: np.ndarray, rows: Tensor) -> None:
 def lengths(update: Update) -> Tensor:
     """Returns eta ||a_k||_1 (K, 1). w_0 - w_k divided by it is a gradient; plain SGD has eta T.
 
-    Raises UsageError if a client took no local step.
+    An eta too small for the weights' precision moves no weight, and nothing is divided by 0. Raises
+    UsageError if a client took no local step.
     """
     if not update.steps.all():
         client = update.clients[update.steps == 0][0]
         raise UsageError(f"client {client} took no local step: leave it out of the round")
-    return update.rows.new_tensor(update.length)[:, None]
+    smallest = torch.finfo(update.rows.dtype).tiny
+    return update.rows.new_tensor(update.length)[:, None].clamp(min=smallest)

@@ -289,6 +289,18 @@ def test_only_aggregation_changes_the_state(name):
 
 
 @pytest.mark.parametrize("base", bases.BASES)
+def test_an_eta_without_effect_moves_nothing_and_divides_by_nothing(base):
+    """In float32 1e-60 is 0. The server's learning rate of the adaptive bases is another one."""
+    fl = make_federation(base=base, lr=1e-60, dtype="float32")
+    state = fl.start()
+    theta_0 = state["theta"]
+    for t in range(3):
+        update = fl.train(state, t, fl.everyone, first_batches(fl, fl.everyone))
+        state["theta"] = fl.aggregate(state, update)
+    torch.testing.assert_close(state["theta"], theta_0, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("base", bases.BASES)
 def test_unread_are_a_bases_flags_without_effect(base):
     """Three rounds of all clients: the weights stay exactly where they are if a flag is unread."""
 
