@@ -108,12 +108,12 @@ class Config(experiment.Config):
     batch_size: int = 32
     min_size: int = 32
     per_client: bool = True
-    epochs: int = flag(1, "not used here: --local-steps is", low=1, high=1)
+    epochs: int = flag(1, "not used here: --local-steps is", low=1)
     base: str = flag("fedavg", "not used here: --method decides", choices=("fedavg",))
     mu: float = flag(0.1, "weight of the proximal term of fedprox", low=0)
 
     method: str = flag("fedcl", "FedCL and its baselines", sweep=METHODS, choices=METHODS)
-    local_steps: int = flag(20, "SGD steps of a client in a round", low=1)
+    local_steps: int = flag(20, "SGD steps of a client in a round", low=1, high=10**6)
     data_share: float = flag(
         1.0, "fraction of the training set that the clients hold (the paper: half)", above=0, high=1
     )
@@ -136,7 +136,9 @@ class Config(experiment.Config):
         high=1,
         when=is_fedcl,
     )
-    generator_hidden: int = flag(256, "width of the generator", low=1, when=has_generator)
+    generator_hidden: int = flag(
+        256, "width of the generator", low=1, high=65536, when=has_generator
+    )
     distill: float = flag(0.1, "weight of FedDistill's term (0: none)", low=0, when=is_distilling)
 
     def __post_init__(self):
@@ -147,6 +149,8 @@ class Config(experiment.Config):
     def check(self) -> None:
         super().check()
         split_thresholds(self.thresholds)
+        if self.epochs > 1:
+            raise UsageError(f"--epochs {self.epochs}: not used here; choose --local-steps")
 
     def reads_rounds(self) -> bool:
         return is_fedcl(self)  # a phase lasts a part of them

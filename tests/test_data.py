@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import math
+import os
 import shutil
 import struct
 import zipfile
@@ -869,6 +870,19 @@ def test_natural_clients_are_whole():
 def test_partition_errors(kind, clients, low, owner, message):
     with pytest.raises(UsageError, match=message):
         deal(kind, np.zeros(10, int), clients, min_size=low, owner=owner)
+
+
+def test_of_a_folder_only_train_and_test_are_looked_at(tmp_path, monkeypatch):
+    """It may be a whole disk, or, as an empty word, the working directory."""
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: seen.append(str(path)) or scandir(path))
+    for name in (str(tmp_path), ""):
+        with pytest.raises(UsageError, match="^--dataset "):
+            data.load_data(name)
+    assert not [path for path in seen if path.endswith("other")]
 
 
 # ---------------------------------------------------------------------------------- FILE.py:NAME

@@ -298,6 +298,14 @@ def figures(monkeypatch):
     return found
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SystemExit) as stop:
+        schedule.main(["--out", str(tmp_path / "file")])
+    lines = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 5 and len(lines) == 1 and "file" in lines[0]
+
+
 def test_the_picture_shows_the_schedule(tmp_path, capsys, figures):
     orders = ["curriculum", "shuffled", "weighted"]
     flags = ["--batch-size", "10", "--epochs", "2", "--order", *orders, "--pacing-a", "0.6"]

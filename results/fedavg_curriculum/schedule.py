@@ -96,6 +96,8 @@ def main(argv=None) -> None:
         draw_schedule(configs, Path(configs[0].out or "results/fedavg_curriculum"))
     except UsageError as error:
         experiment.stop(2, f"error: {error}")
+    except OSError as error:
+        experiment.stop(5, f"error: {error}")
 
 
 if __name__ == "__main__":
