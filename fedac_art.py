@@ -293,7 +293,8 @@ def small_clusters(clusters: np.ndarray, quantile: float) -> np.ndarray:
     """Returns which samples (n,) are in P1, the clusters of fewer than T samples (Eq. 5).
 
     The rest is P2. clusters (n,) holds the cluster of each sample. T is the quantile, over the
-    samples, of the size of a sample's cluster: the smallest size that more of them do not exceed.
+    samples, of the size of a sample's cluster. It is the smallest size such that more than this
+    fraction of the samples are in clusters of at most this size.
     """
     n = len(clusters)
     sizes = np.bincount(clusters)[clusters]

@@ -472,6 +472,14 @@ def test_group_norms_take_the_place_of_an_own_nets_batch_norms(tmp_path):
     assert build_model(name, data).size == model.size + 2 * 6
 
 
+def test_group_norms_that_replace_nothing_are_refused(tmp_path):
+    text = FLAT.replace("classes))", "classes), nn.BatchNorm1d(classes))")
+    name = write_net(tmp_path, text)
+    assert build_model(name, random_images()).has_batch_norm
+    with pytest.raises(UsageError, match="^--model [^\n]*--norm group [^\n]*only BatchNorm1d$"):
+        build_model(name, random_images(), norm="group")
+
+
 def test_a_batch_norm_that_counts_its_batches_is_refused(tmp_path):
     """Torch's cumulative average needs the number of batches, which no average of clients keeps."""
     text = NORMED.replace("nn.BatchNorm2d(6)", "nn.BatchNorm2d(6, momentum=None)")
