@@ -25,7 +25,7 @@ from fedcl_loops import (
 import common
 import experiment
 import fedcl_fgn
-from data import UsageError, load_data
+from data import load_data
 from experiment import report
 from results.fedcl_fgn import clock, compare, criticalfl, rules, selection
 
@@ -258,19 +258,21 @@ def test_a_gradient_of_zero_is_at_right_angles_to_all_others():
 
 
 @pytest.mark.parametrize("study", [selection, clock])
-def test_hics_wants_an_output_bias(tmp_path, data, study):
+def test_hics_wants_an_output_bias(tmp_path, data, study, capsys):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def Net(channels, side, classes):\n"
         "    last = nn.Linear(channels * side**2, classes, bias=False)\n"
         "    return nn.Sequential(nn.Flatten(), last)\n"
     )
-    model = f"{tmp_path / 'mine.py'}:Net"
-    config = study.Config(dataset=data, method="base", model=model, clients=6, select="oort")
-    assert config.federation(load_data(data), common.Streams(0)).model.is_plain
-    config.select = "hics"
-    with pytest.raises(UsageError, match="^--select hics: --model .*mine.py:Net does not end with"):
-        config.federation(load_data(data), common.Streams(0))
+    words = f"--dataset {data} --model {tmp_path}/mine.py:Net --method base --clients 6"
+    words += f" --clients-per-round 2 --budget 0 --rounds 1 --trials 1 --jobs 1 --out {tmp_path}/out --select"
+    with pytest.raises(SystemExit) as stopped:
+        study.main([*words.split(), "hics"])
+    assert stopped.value.code == 2
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert last_line.endswith("mine.py:Net does not end with the bias of its output layer")
+    study.main([*words.split(), "oort", "--resume"])  # it needs no bias
 
 
 def test_hics_leaves_high_entropy_for_all_as_gamma_falls():

@@ -22,9 +22,7 @@ class Config(selection.Config):
     """The options of selection.py."""
 
     def federation(self, data, streams) -> Federation:
-        fl = super().federation(data, streams)
-        fl.__class__ = Federation
-        return fl
+        return Federation(self, data, streams)
 
 
 PRESETS = {
