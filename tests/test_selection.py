@@ -266,7 +266,8 @@ def test_hics_wants_an_output_bias(tmp_path, data, study, capsys):
         "    return nn.Sequential(nn.Flatten(), last)\n"
     )
     words = f"--dataset {data} --model {tmp_path}/mine.py:Net --method base --clients 6"
-    words += f" --clients-per-round 2 --budget 0 --rounds 1 --trials 1 --jobs 1 --out {tmp_path}/out --select"
+    words += " --clients-per-round 2 --budget 0 --rounds 1 --trials 1 --jobs 1"
+    words += f" --out {tmp_path}/out --select"
     with pytest.raises(SystemExit) as stopped:
         study.main([*words.split(), "hics"])
     assert stopped.value.code == 2
@@ -484,7 +485,7 @@ def test_losses_that_are_not_finite_end_the_run_with_3(tmp_path, data, capsys):
     with pytest.raises(SystemExit) as stop:
         launch(tmp_path / "run", "--dataset", data, "--method", "base", "--select", own)
     assert stop.value.code == 3
-    assert "a client's loss is not finite; try a smaller --lr" in capsys.readouterr().err
+    assert "the losses of client" in capsys.readouterr().err
 
 
 class OwnLoops(StudyLoops):

@@ -137,7 +137,8 @@ def oort(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
         loss = np.array([turn["loss"] for turn in turns])
         last_round = np.array([turn["round"] for turn in turns])
         utility = fl.sizes[tried] * loss
-        clip = max(np.quantile(utility, 0.95), TINY)  # 0 if most clients have no loss left
+        clip = np.quantile(utility, 0.95)
+        clip = max(clip, TINY)  # it is 0 if most clients have no loss left
         utility = np.minimum(utility / clip, 1)
         utility += np.sqrt(0.1 * np.log(t + 1) / last_round)
         bar = 0.95 * np.sort(utility)[count - n]
@@ -268,7 +269,8 @@ def take_greedily(K: np.ndarray, s_sq: float, alpha, p: np.ndarray, n: int) -> l
     """Returns FedCor's n clients, in the order in which they are taken."""
     taken = []
     for _ in range(n):
-        deviation = np.sqrt(np.maximum(K.diagonal(), 0) + s_sq)  # rounding may go below 0
+        variance = np.maximum(K.diagonal(), 0)  # rounding may go below 0
+        deviation = np.sqrt(variance + s_sq)
         gain = alpha * (p @ K) / deviation
         gain[taken] = -np.inf
         m = int(gain.argmax())
@@ -325,7 +327,7 @@ def check_draw(drawn: Draw, n: int, M: int) -> Draw:
         raise ValueError(f"wanted {n} finite weights >= 0, not all 0")
     if int(drawn.scorers) < 0:
         raise ValueError(f"wanted a number of scorers >= 0, not {drawn.scorers}")
-    exponent = np.frexp(weights.max())[1]
+    _, exponent = np.frexp(weights.max())
     weights = np.ldexp(weights, -exponent)  # their sum is finite; a power of 2 changes no bit
     order = np.argsort(clients)
     return Draw(clients[order].astype(int), weights[order], int(drawn.scorers))
