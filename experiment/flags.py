@@ -133,7 +133,10 @@ class Config:
         1, "threads of a process; another number changes last digits", low=1, high=1024
     )
     chunk: int = central(
-        0, "clients trained at once as one model (0: chosen for the model)", low=0, high=10**6
+        0,
+        "clients trained at once (0: chosen for the model). Torch's own layers train one at a time",
+        low=0,
+        high=10**6,
     )
     jobs: int = free(
         0,
