@@ -130,7 +130,7 @@ def test_commands_of_a_page_can_be_typed(name, capsys):
 def test_the_headline_command_prints_what_the_page_shows(tmp_path):
     line = next(line for line in commands(README) if "python fedcl_fgn.py" in line)
     typed = shlex.split(line.split("&&")[-1])[1:]
-    done = run([str(ROOT / typed[0]), *typed[1:], *SHORT], tmp_path)
+    done = run([str(ROOT / typed[0]), *typed[1:], *SHORT, "--trials", "2"], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     for line in blocks(README, "text")[0].splitlines():
         for word in re.findall(r"[a-z+]+", line.partition("001")[0]):
