@@ -328,7 +328,9 @@ def decays(_: str) -> list[str]:
         early = interval(values(fedcl, "clients_early_late"))
         found = (shown(gain, "last10"), uploads.text(2).removeprefix("+"), until)
         rows.append((name, *found, shown(rounds, ""), shown(early, ""), gain.n))
-    rows.append(("published: 200 rounds", "up to +11", "", "0.95 to 1.1", "fewer (curves)"))
+    rows.append(
+        ("published (it states no rounds)", "up to +11", "", "0.95 to 1.1", "fewer (curves)")
+    )
     rows[-1] += ("more early (curves)", "3")
     return markdown(head, rows)
 

@@ -347,7 +347,7 @@ def test_power_of_choice_takes_the_candidates_of_largest_loss(data):
     losses = []
     for shard in fl.shards:
         logits = net(ordinary.normalise(fl.data, fl.data.x_train[shard]))
-        losses.append(float(F.cross_entropy(logits, fl.data.y_train[shard])))
+        losses.append(F.cross_entropy(logits, fl.data.y_train[shard]).item())
     for t in range(4):
         candidates = rules.by_size(fl, {}, t, 4).clients
         largest = sorted(candidates, key=lambda m: -losses[m])[:2]
