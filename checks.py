@@ -5,7 +5,6 @@ user's own models. This module knows no other module.
 """
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,19 +36,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 def is_of_the_machine(error: BaseException) -> bool:
     """Whether memory or a GPU failed, and no file of the user's."""
     return is_out_of_memory(error) or isinstance(error, torch.AcceleratorError)
-
-
-ROOT = Path(__file__).resolve().parent
-OURS = ("bases", "checks", "common", "data", "experiment", "nets", "results", "training")
-OURS += ("client_curriculum", "fedac_art", "fedavg_curriculum", "fedcl_fgn", "fedcl_gmm_sync")
-
-
-def is_ours(file: str) -> bool:
-    """Whether a file is one of this project's, and not a user's that lies next to them."""
-    path = Path(file).resolve()
-    if ROOT not in path.parents:
-        return False
-    return path.relative_to(ROOT).parts[0].removesuffix(".py") in OURS
 
 
 # ------------------------------------------------------------------------------------------- arrays
@@ -229,7 +215,9 @@ def check_batches(model, clients, batches, n: int) -> list[np.ndarray]:
     for m, of_client in zip(clients, batches, strict=True):
         of_client = as_array(f"client {m}", of_client)
         is_table = of_client.ndim == 2 and of_client.dtype.kind in "iu"
-        is_sample = of_client >= 0 if is_table else np.zeros((1, 1))
+        is_sample = np.zeros((1, 1))
+        if is_table:
+            is_sample = of_client >= 0
         has_gap = (is_sample[:, 1:] > is_sample[:, :-1]).any()
         is_empty = not is_sample.any(1).all()
         if has_gap or is_empty or of_client.max(initial=0) >= n:

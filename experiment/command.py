@@ -22,9 +22,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checks import GPU_ERRORS, OURS, is_ours, is_out_of_memory
+from checks import GPU_ERRORS, is_out_of_memory
 from common import NonFiniteError
 from data import UsageError, first_line
+from user_files import OURS, is_ours
 
 from . import report
 from .disk import choose_folder, claim, locked, refuse_files, refuse_nothing, written_aside

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from data import UsageError, first_line, forget_neighbours
+from data import UsageError, first_line
+from user_files import forget_neighbours
 
 from .machine import keep_heap, take_gpu
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import common
-from checks import OURS, ROOT, is_ours
 from common import ADVICE, NonFiniteError
-from data import Data, UsageError, first_line, load_data, source_checksum
+from data import Data, UsageError, first_line, load_data
 from nets import SIDE, seed_libraries, seeded
+from user_files import OURS, ROOT, is_ours, source_checksum
 
 from .disk import load, save
 from .flags import Config

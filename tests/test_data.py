@@ -1,7 +1,6 @@
 """data.py against the raw bytes of data sets, NumPy, scikit-learn and brute force."""
 
 import dataclasses
-import importlib
 import math
 import os
 import shutil
@@ -883,73 +882,6 @@ def test_of_a_folder_only_train_and_test_are_looked_at(tmp_path, monkeypatch):
         with pytest.raises(UsageError, match="^--dataset "):
             data.load_data(name)
     assert not [path for path in seen if path.endswith("other")]
-
-
-# ---------------------------------------------------------------------------------- FILE.py:NAME
-
-
-def test_a_name_is_found_in_a_file_of_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def add(a, b):\n    return a + b + offset\n\noffset = 5\n")
-    assert data.load_from_file("mine.py:add")(1, 2) == 8
-    assert data.load_from_file(f"{tmp_path}/mine.py:add")(1, 2) == 8
-    with pytest.raises(AttributeError, match="mine.py holds no other"):
-        data.load_from_file("mine.py:other")
-
-
-@pytest.mark.parametrize("package", ["with_init", "without_init"])
-def test_a_file_gets_the_neighbours_of_its_own_folder_as_they_are_now(tmp_path, package):
-    """Although both folders have modules of the same names, and after an edit within a second."""
-    for name in ("v1", "v2"):
-        parts = tmp_path / name / package
-        parts.mkdir(parents=True)
-        if package == "with_init":
-            (parts / "__init__.py").write_text("")
-        (parts / "one.py").write_text(f"N = '{name}'")
-        (tmp_path / name / "my_blocks.py").write_text(f"from {package}.one import N")
-        (tmp_path / name / "m.py").write_text("import my_blocks\ndef f(): return my_blocks.N")
-    first = data.load_from_file(f"{tmp_path}/v1/m.py:f")
-    second = data.load_from_file(f"{tmp_path}/v2/m.py:f")
-    assert (first(), second()) == ("v1", "v2")
-    (tmp_path / "v1" / package / "one.py").write_text("N = 'v3'")
-    assert data.load_from_file(f"{tmp_path}/v1/m.py:f")() == "v3"
-    assert (first(), second()) == ("v1", "v2")
-
-
-def test_a_neighbour_that_python_would_not_import_is_named(tmp_path, monkeypatch):
-    """The program has imported another module of that name."""
-    for name in ("its", "mine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "my_shapes.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path / "its")
-    importlib.import_module("my_shapes")
-    (tmp_path / "mine/m.py").write_text("import my_shapes\nf = 1")
-    with pytest.raises(ImportError, match="mine/my_shapes.py has the name of .*its/my_shapes.py"):
-        data.load_from_file(f"{tmp_path}/mine/m.py:f")
-
-
-def test_the_checksum_of_a_users_file_changes_with_its_source(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("net = 1")
-    assert data.source_checksum("mine.py:net") == zlib.crc32(b"net = 1")
-    assert data.source_checksum("mine.py:other") == data.source_checksum("mine.py:net")
-    (tmp_path / "mine.py").write_text("net = 2")
-    assert data.source_checksum("mine.py:net") == zlib.crc32(b"net = 2")
-    for word in ("lenet5", "mine.py", 3, 0.5, None, "a:b"):
-        assert data.source_checksum(word) is None
-    with pytest.raises(UsageError, match="^gone.py:net: [^\n]*No such file[^\n]*$"):
-        data.source_checksum("gone.py:net")
-
-
-def test_the_checksum_covers_imports_from_folders_without_init(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rules" / "inner").mkdir(parents=True)
-    (tmp_path / "mine.py").write_text("from rules.inner.one import f")
-    checksums = set()
-    for text in ("f = 1", "f = 2"):
-        (tmp_path / "rules/inner/one.py").write_text(text)
-        checksums.add(data.source_checksum("mine.py:f"))
-    assert len(checksums) == 2
 
 
 def test_first_line_of_an_error():

@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "REFERENCE.md").read_text()
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 SHORT = ("--rounds", "2", "--trials", "1", "--jobs", "1")
-MODULES = ("bases", "common", "training", "checks", "data", "nets", "experiment")
+MODULES = ("bases", "common", "training", "checks", "data", "nets", "user_files", "experiment")
 every_script = pytest.mark.parametrize("script", SCRIPTS)
 
 
@@ -170,11 +170,12 @@ def test_arrows_go_one_way(name):
     below = {
         "checks": set(),
         "data": {"checks"},
-        "nets": {"data", "checks"},
+        "user_files": {"checks"},
+        "nets": {"data", "checks", "user_files"},
         "training": {"data", "nets", "checks"},
         "bases": {"training", "data", "nets", "checks"},
         "common": {"bases", "training", "data", "nets", "checks"},
-        "experiment": {"bases", "common", "training", "checks", "data", "nets"},
+        "experiment": {"bases", "common", "training", "checks", "data", "nets", "user_files"},
     }
     allowed = below.get(name, set(MODULES))
     assert imported & {*SCRIPTS, *MODULES, "results", "tests"} <= allowed

@@ -1,0 +1,146 @@
+"""A user's own FILE.py: how it is loaded, and how an edit of it is noticed.
+
+Such a file holds a model (--model), a rule (--select) or a whole script. It may import modules that
+lie next to it.
+"""
+
+import ast
+import importlib.util
+import modulefinder
+import os
+import runpy
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from checks import UsageError, first_line
+
+ROOT = Path(__file__).resolve().parent
+OURS = ("bases", "checks", "common", "data", "experiment", "nets", "results", "training")
+OURS += ("client_curriculum", "fedac_art", "fedavg_curriculum", "fedcl_fgn", "fedcl_gmm_sync")
+OURS += ("user_files",)
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file is one of this project's, and not a user's that lies next to them."""
+    path = Path(file).resolve()
+    if ROOT not in path.parents:
+        return False
+    return path.relative_to(ROOT).parts[0].removesuffix(".py") in OURS
+
+
+FOLDERS: dict[str, set[str]] = {}  # of such files, and the modules that were there before them
+
+
+def load_from_file(word: str) -> Callable:
+    """Returns the class or function NAME of FILE.py:NAME, found from the working directory.
+
+    The file may import its neighbours. They are read again each time: they may have been edited,
+    and another folder may hold others of the same names. An import within a function finds those
+    of the file that was loaded last. Raises whatever the file raises.
+    """
+    file, _, name = word.rpartition(":")
+    if not file.endswith(".py"):
+        raise ValueError("wanted FILE.py:NAME")
+    folder = str(Path(file).resolve().parent)
+    forget_neighbours()
+    put_first(folder)
+    FOLDERS.setdefault(folder, {*sys.modules})
+    refuse_namesakes(file, folder)
+    writes_none = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # bytecode does not notice an edit within a second
+    try:
+        names = runpy.run_path(file)
+    finally:
+        sys.dont_write_bytecode = writes_none
+    if name not in names:
+        raise AttributeError(f"{file} holds no {name}")
+    return names[name]
+
+
+def forget_neighbours() -> None:
+    """Has Python import the neighbours of all users' files again."""
+    importlib.invalidate_caches()
+    for name, module in [*sys.modules.items()]:
+        root = name.partition(".")[0]
+        file = getattr(module, "__file__", None) or ""
+        for folder, known in FOLDERS.items():
+            path = os.path.join(folder, root)
+            is_neighbour = file.startswith((f"{path}.py", path + os.sep))
+            if is_neighbour and name not in known and not is_ours(file):
+                sys.modules.pop(name, None)
+
+
+def put_first(folder: str) -> None:
+    """Has this user's folder searched before those of others, but after all other places."""
+    places = [sys.path.index(other) for other in FOLDERS if other in sys.path]
+    first = min(places, default=len(sys.path))
+    if folder not in sys.path[: first + 1]:
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.insert(first, folder)
+
+
+def refuse_namesakes(file: str, folder: str) -> None:
+    """Raises ImportError if the file would get another module instead of its own neighbour."""
+    source = Path(file).read_text(encoding="utf-8", errors="replace")
+    for name in imported_names(source):
+        for neighbour in (Path(folder, f"{name}.py"), Path(folder, name, "__init__.py")):
+            if not neighbour.exists():
+                continue
+            found = importlib.util.find_spec(name).origin or name
+            if Path(found).resolve() != neighbour.resolve():
+                whose = "one of our modules" if is_ours(found) else f"the module {found}"
+                raise ImportError(f"{neighbour} has the name of {whose}; rename it")
+
+
+def imported_names(source: str) -> set[str]:
+    """Returns the first parts of the names of the modules that a program imports."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name.partition(".")[0] for name in names}
+
+
+class Finder(modulefinder.ModuleFinder):
+    """Follows folders without __init__.py, too, such as results/. Older Pythons fail at them."""
+
+    def find_module(self, name, path, parent=None):
+        try:
+            return super().find_module(name, path, parent)
+        except AttributeError:  # such a folder has no loader
+            folders = [Path(parent_folder) / name for parent_folder in path or self.path]
+            folder = next(folder for folder in folders if folder.is_dir())
+            return None, str(folder), ("", "", modulefinder._PKG_DIRECTORY)
+
+    def load_package(self, fqname, pathname):
+        try:
+            return super().load_package(fqname, pathname)
+        except ImportError:  # it found no __init__.py
+            module = self.modules[fqname]
+            module.__file__ = None  # not the folder
+            return module
+
+
+def source_checksum(word, excludes=()) -> int | None:
+    """Returns the CRC-32 of FILE.py and of what it imports from its folder; None for other words.
+
+    With it --resume notices an edit. Modules with names in `excludes` are left out.
+    """
+    file, _, name = str(word).rpartition(":")
+    if not file.endswith(".py"):
+        return None
+    finder = Finder([os.path.dirname(file) or "."], excludes=excludes)
+    checksum = 0
+    try:
+        finder.run_script(file)  # which reads it, and runs nothing
+        for _, module in sorted(finder.modules.items()):
+            if module.__file__:
+                checksum = zlib.crc32(Path(module.__file__).read_bytes(), checksum)
+    except (OSError, SyntaxError) as error:
+        raise UsageError(f"{word}: {first_line(error)}") from error
+    return checksum
