@@ -48,7 +48,7 @@ def as_array(name: str, values) -> np.ndarray:
         if values.dtype == torch.bfloat16:
             values = values.float()  # NumPy has no such type
     if np.ma.is_masked(values):
-        raise ValueError(f"{name} has masked entries; wanted numbers for them: .filled(0)")
+        raise ValueError(f"{name} has masked entries: leave these samples out, or use .filled(..)")
     try:
         array = np.asarray(values)
     except ValueError:
@@ -79,7 +79,7 @@ def check_samples(name: str, x, codes: int) -> np.ndarray:
     if not (is_images or is_text or is_floats) or x.size == 0:
         raise ValueError(
             f"{name} is {x.dtype} {x.shape}; wanted images (n, H, W, C) of uint8, floats "
-            "(n, .., F), or text (n, L) of int64: .astype(np.uint8) makes pixels, "
+            "(n, .., F), or text (n, L) of int64: .astype(np.uint8) makes pixels of 0 to 255, "
             ".astype(float) a table, .reshape(n, H, W) images of flat ones"
         )
     if is_text and not 0 <= x.min() <= x.max() < codes:
@@ -282,53 +282,75 @@ def refuse_unused(model, net: nn.Module, loss: Tensor) -> None:
         raise UsageError("its logits do not depend on its weights (detach, no_grad, argmax?)")
     gradients = torch.autograd.grad(loss, net.leaves, allow_unused=True)  # hooks may look on
     for name, gradient in zip(model.parameters, gradients, strict=True):
+        name = name.removeprefix("net.")
         if gradient is None:
-            name = name.removeprefix("net.")
             wanted = "leave it out, or freeze it: requires_grad_(False)"
             raise UsageError(f"its logits do not depend on {name}; {wanted}")
+        if gradient.is_sparse:
+            raise UsageError(f"the gradient of {name} is sparse; leave out sparse=True")
 
 
 def refuse_state(model, x: Tensor) -> None:
     """Raises UsageError if a training step changes more of a model than its weights.
 
-    Only weights, and float buffers that change in place, are averaged and saved. What lies outside
-    the model's modules (closures, global names, Python's random) is not seen.
+    Only weights, and float buffers that change in place, are averaged and saved. A test must change
+    nothing. What lies outside the model's modules (closures, global names, Python's random) is not
+    seen.
     """
-    layers = model.by_layer(model.init(0)[None])
-    net = model.bind(layers, training=True, grad=True)
-    before = remember(model, net)
-    logits = net.head(net.features(x))
-    refuse_unused(model, net, logits.sum())
-    after = remember(model, net)
-    for name, module in after:
-        if after[name, module] != before.get((name, module)):
-            name = name.removeprefix("net.")
-            wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
-            raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
+    for training in (True, False):
+        layers = model.by_layer(model.init(0)[None])
+        weights = [layer.clone() for layer in layers]
+        net = model.bind(layers, training, grad=training)
+        before = remember(model, net)
+        logits = net.head(net.features(x))
+        if training:
+            refuse_unused(model, net, logits.sum())
+        elif not all(map(torch.equal, layers, weights)):
+            wanted = "wanted this only if self.training"
+            raise UsageError(f"a test changes its weights or float buffers; {wanted}")
+        after = remember(model, net)
+        for name, module in after:
+            if after[name, module] != before.get((name, module)):
+                who = "training" if training else "a test"
+                found = f"{who} sets self.{name.removeprefix('net.')}"
+                wanted = (
+                    "leave it out, or make it a float buffer and change it in place: add_, copy_"
+                )
+                raise UsageError(f"{found}, which is not averaged or saved; {wanted}")
 
 
-def refuse_mixing(model, x: list[Tensor]) -> None:
-    """Raises UsageError if clients that train as one model are not independent.
+def refuse_mixing(model, x: list[Tensor], batch: Tensor, K: int) -> None:
+    """Raises UsageError if a sample's logits depend on other samples, or on other clients.
 
-    x  samples of two clients, as the model takes them alone
+    x      samples, each as the model takes it alone
+    batch  all of them for each of K clients. A model that is random in a test is not judged
     """
-    thetas = torch.stack([model.init(0), model.init(1)])
-    alone = []
-    for k in range(2):
-        net = model.bind(thetas[k : k + 1])
-        alone.append(net.head(net.features(x[k])))
-    alone = torch.cat(alone)
+    thetas = torch.stack([model.init(k) for k in range(K)])
+    alone = logits_alone(model, thetas, x)
+    if not torch.equal(alone, logits_alone(model, thetas, x)):
+        return
     net = model.bind(thetas)
-    axis = 1 if x[0].dim() == 4 else 0  # images of all clients lie next to one another
     try:
-        together = net.head(net.features(torch.cat(x, axis)))
+        together = net.head(net.features(batch))
         is_equal = (together - alone).abs().max() <= 1e-3 * alone.abs().max()
     except RuntimeError as error:
         if is_of_the_machine(error):
             raise
         is_equal = False
+    if model.is_plain and not is_equal:
+        raise UsageError("in a test the logits of a sample depend on the other samples")
     if not is_equal:
-        raise UsageError("a layer of its Net mixes the clients' channels; wanted layers from nets")
+        raise UsageError("a layer of its Net mixes clients or samples; wanted layers from nets")
+
+
+def logits_alone(model, thetas: Tensor, x: list[Tensor]) -> Tensor:
+    """Returns the logits (K, n, C) of K models thetas (K, P) for n samples, one at a time."""
+    of_clients = []
+    for theta in thetas:
+        net = model.bind(theta[None])
+        logits = [net.head(net.features(sample)) for sample in x]
+        of_clients.append(torch.cat(logits, 1))
+    return torch.cat(of_clients)
 
 
 def remember(model, net: nn.Module) -> dict:
@@ -340,7 +362,8 @@ def remember(model, net: nn.Module) -> dict:
     torchs_own = vars(nn.Module())
     found = {}
     for path, module in [*model.skeleton.named_modules(), *net.named_modules()]:
-        for attribute, value in vars(module).items():
+        attributes = vars(module) | module._parameters | module._buffers
+        for attribute, value in attributes.items():
             name = f"{path}.{attribute}".removeprefix(".")
             if attribute in torchs_own or attribute.startswith("_flat_weight"):  # of torch's LSTM
                 continue

@@ -28,7 +28,15 @@ from data import UsageError, first_line
 from user_files import OURS, is_ours
 
 from . import report
-from .disk import choose_folder, claim, locked, refuse_files, refuse_nothing, written_aside
+from .disk import (
+    choose_folder,
+    claim,
+    files_of_before,
+    locked,
+    refuse_files,
+    refuse_nothing,
+    written_aside,
+)
 from .flags import Config, parse
 from .machine import gpu_fault, keep_heap
 from .places import train_all, workers
@@ -195,11 +203,13 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
     dataset = first.config.dataset
     if "dataset" in script.swept:
         dataset = "several data sets"  # each setting names its own
-    with written_aside(script.folder) as folder:
+    tables = ["metrics.csv", "table.csv"]
+    old_files = {*files_of_before(script.folder)} - {*tables}
+    with written_aside(script.folder, ["summary.json"]) as folder:  # which would be an old one
         trials = f"{first.config.trials} trial" + "s" * (first.config.trials > 1)
         df = report.write_metrics(rows, folder, f"{dataset}, {trials}")
         results = report.write_results(df, folder)
-    with written_aside(script.folder, report.FIGURES) as folder:
+    with written_aside(script.folder, old_files) as folder:
         report.plot_partition(counts, folder, dataset)
         if any(finite.values()):
             df = report.without_diverged(df)
@@ -212,6 +222,8 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
         summary = about | {"swept": script.swept, "config": configs} | first.environment
         if first.device == "cuda":
             summary["card"] = torch.cuda.get_device_name()
+        files = [path.name for path in folder.iterdir()]
+        summary["files"] = sorted([*tables, *files, "summary.json"])
         text = json.dumps(summary | results)
         in_words = json.loads(text, parse_constant=str)  # JSON has no infinity
         (folder / "summary.json").write_text(json.dumps(in_words, indent=1))

@@ -5,6 +5,7 @@ A kill leaves the old file or the new one. What is read is checked.
 
 import contextlib
 import itertools
+import json
 import os
 import pickle
 import re
@@ -41,14 +42,12 @@ def save(path: Path, fingerprint: dict, content) -> None:
     content      `SAVED`; UsageError for anything else
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    is_first = not path.exists()
     half = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         with open(half, "wb") as file:
             torch.save({"fingerprint": fingerprint, "content": content}, file)
             os.fsync(file.fileno())
-        if is_first:
-            torch.load(half, weights_only=True)
+        torch.load(half, map_location="cpu", weights_only=True, mmap=True)  # may fail
         half.replace(path)
     except GPU_ERRORS:
         raise
@@ -114,15 +113,16 @@ def choose_folder(config, script: str) -> Path:
     if config.out:
         return Path(config.out)
     top = Path("runs") / script
-    numbers = [int(path.name) for path in top.glob("*") if path.name.isdecimal()]
-    last = max(numbers, default=0)
-    if config.resume and not numbers:
+    numbered = [path for path in top.glob("*") if path.name.isdecimal()]
+    numbered.sort(key=lambda path: int(path.name))
+    if config.resume and not numbered:
         raise UsageError(f"--resume: {top} holds no run")
     if config.resume:
-        folder = top / f"{last:03}"
-        say(f"--resume: in {folder}")
-        return folder
+        say(f"--resume: in {numbered[-1]}")
+        refuse_nothing(numbered[-1])
+        return numbered[-1]
     top.mkdir(parents=True, exist_ok=True)
+    last = int(numbered[-1].name) if numbered else 0
     for number in itertools.count(last + 1):
         folder = top / f"{number:03}"
         with contextlib.suppress(FileExistsError):  # another command was faster
@@ -153,7 +153,9 @@ CHECKPOINTS = "checkpoints/*-trial*.pt"
 
 
 def refuse_files(folder: Path) -> None:
-    """Raises UsageError if there is anything in the folder."""
+    """Raises UsageError if there is anything in the folder, or if it is none."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise UsageError(f"--out {folder}: is a file; choose a folder")
     if {*folder.glob("*")} - {folder / ".lock"}:
         has_runs = any(folder.glob(CHECKPOINTS))
         advice = "results; --resume continues" if has_runs else "files; choose an empty folder"
@@ -161,9 +163,10 @@ def refuse_files(folder: Path) -> None:
 
 
 def refuse_nothing(folder: Path) -> None:
-    """Raises UsageError if --resume finds no folder, or one with other files."""
-    is_known = any(folder.glob(CHECKPOINTS)) or os.path.exists(folder / ".lock")
-    if not is_known and (any(folder.glob("*")) or not os.path.exists(folder)):
+    """Raises UsageError if --resume finds no folder, or one with files but no checkpoint."""
+    ours = {folder / ".lock", folder / "checkpoints"}
+    is_new = folder.is_dir() and not {*folder.glob("*")} - ours
+    if not is_new and not any(folder.glob(CHECKPOINTS)):
         raise UsageError(f"--resume --out {folder}: nothing to resume, it holds no checkpoint")
 
 
@@ -207,6 +210,15 @@ def refuse_other_scripts(folder: Path, runs: list) -> None:
         raise UsageError(
             f"--resume: {folder} holds runs of {', '.join(sorted(others))}, not {made_by}"
         )
+
+
+def files_of_before(folder: Path) -> list[str]:
+    """Returns the files that the command before wrote into the folder, as its summary says."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        return [Path(name).name for name in summary["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ terminal. `parse` reads a command line. It returns a config for each point of th
 import argparse
 import dataclasses
 import functools
+import inspect
 import itertools
 import numbers
 import shlex
@@ -193,8 +194,22 @@ class Config:
 
 def about_flag(config_class, name: str) -> dict:
     """What `flag` noted. A Config that only changes a default inherits all but the sweep."""
-    field = config_class.__dataclass_fields__[name]
-    return field.metadata or about_flag(config_class.__base__, name) | {"sweep": ()}
+    if field := config_class.__dataclass_fields__[name].metadata:
+        return field
+    for base in config_class.__mro__[1:]:
+        if name in getattr(base, "__dataclass_fields__", ()):
+            return about_flag(base, name) | {"sweep": ()}
+    raise UsageError(f"{config_class.__name__}.{name} is no option; wanted {name}: .. = flag(..)")
+
+
+def check_config(config_class) -> None:
+    """Raises UsageError if a Config, or a class between, has options but is no dataclass."""
+    for owner in config_class.__mro__:
+        options = inspect.get_annotations(owner) or [
+            value for value in vars(owner).values() if isinstance(value, dataclasses.Field)
+        ]
+        if issubclass(owner, Config) and options and "__dataclass_fields__" not in vars(owner):
+            raise UsageError(f"write @dataclass above class {owner.__name__}")
 
 
 def option(name: str) -> str:
@@ -258,6 +273,7 @@ def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list,
     Raises UsageError for what cannot be read, or is outside its limits.
     """
     example = (doc or f"python {sys.argv[0]}").strip().partition("\n")[0]  # -OO drops docstrings
+    check_config(config_class)
     refuse_old_words(config_class, argv)
     parser = make_parser(config_class, presets, example)
     given = parser.parse_args(argv)

@@ -30,7 +30,7 @@ from .terminal import say
 
 # counted from round 1 on
 TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
-KEPT = ("rows", "state", "finished", "diverged", "made_by")  # in a checkpoint
+KEPT = ("rows", "state", "finished", "diverged", "made_by", "last_test")  # in a checkpoint
 NO_SETTING = "-"  # where nothing is swept but the methods
 
 
@@ -61,6 +61,7 @@ class Run:
         self.state = {}
         self.finished = 0  # --rounds when it ended; 0: not yet
         self.diverged = ""  # what was not finite
+        self.last_test = []  # the columns of a test that is due in the last round only
         self.made_by = self.script.title() if self.script else ""
         self.is_tracked = self.script is not None and self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
@@ -95,6 +96,8 @@ class Run:
             self.began = time.perf_counter()
             seed_libraries(self.streams.seed("round", t))  # for a script that uses these
             yield t
+            if len(self.rows) != t + 1:
+                raise UsageError(f"round {t + 1}: call run.record once in every round")
             now = time.perf_counter()
             if now - saved_at > 20 * cost and t + 1 < self.config.rounds:  # `train` saves the last
                 self.save()
@@ -119,11 +122,18 @@ class Run:
         row = self.row_of(t) | {"clients": K, "uploads": K} | self.fl.cost(update)
         took_steps = update.train_loss[update.steps > 0]
         row["train_loss"] = took_steps.mean() if len(took_steps) else math.nan
+        for name in self.last_test:  # of a shorter run, which continues
+            del self.rows[-1][name]
+        self.last_test = []
         is_last = last or t + 1 == self.config.rounds
-        if is_last or (t + 1) % self.config.eval_every == 0:
-            row |= self.fl.test(state)
-            if not math.isfinite(row.get("loss", 0)):
+        is_due = (t + 1) % self.config.eval_every == 0
+        if is_last or is_due:
+            test = self.fl.test(state)
+            if not math.isfinite(test.get("loss", 0)):
                 raise NonFiniteError(f"round {t + 1}: the test loss is not finite; {ADVICE}")
+            row |= test
+            if not is_due:
+                self.last_test = [*test]
         row |= columns
         row["seconds"] = time.perf_counter() - self.began
         for name, value in row.items():
@@ -203,11 +213,18 @@ class Run:
             save(self.path, self.fingerprint, content)
 
     def restore(self) -> None:
-        """Takes rows and state from the checkpoint."""
+        """Takes rows and state from the checkpoint.
+
+        Raises UsageError if it is of a longer run. After its last round such a run did not do what
+        is done at the end, such as a test.
+        """
         vars(self).update(load(self.path, self.fingerprint, self.device))
-        if len(self.rows) > self.config.rounds:
-            advice = f"choose at least --rounds {len(self.rows)}"
-            raise UsageError(f"--resume: {self.path} is longer, {advice}")
+        least = len(self.rows)
+        if self.finished < least and not self.diverged:
+            least += 1
+        if self.config.rounds < least:
+            advice = f"choose at least --rounds {least}"
+            raise UsageError(f"--resume: {self.path} is of a longer run; {advice}")
 
     @property
     def needed(self) -> str:
@@ -367,6 +384,9 @@ class Script:
 
     def plan(self, configs: list[Config]) -> tuple[dict[str, list[Run]], list[Run]]:
         """Returns each setting's runs, and all runs: those that wait for another one come last."""
+        for name in self.compare:
+            if name not in self.config.__dataclass_fields__:
+                raise UsageError(f"compare: {name} is no option; wanted names such as ('method',)")
         runs = {}
         settings = {}
         for config, trial in itertools.product(configs, range(configs[0].trials)):

@@ -158,6 +158,8 @@ def make_curriculum(config, pixels, y, rng):
     T = quantile(sizes, config.quantile)
     in_P1 = sizes < T  # Eq. 5
     weights = np.where(in_P1, config.w_small, config.w_large)
+    if not weights.any():
+        weights = np.ones(len(y))
     return torch.from_numpy(weights / weights.mean())
 
 
@@ -285,8 +287,11 @@ def parse_options(words=None):
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
     smallest = min(config.alpha, config.batch_size, config.epochs, config.lr, config.min_size)
-    if min(smallest, config.rounds) <= 0:
-        parser.error("must be above 0: --alpha, --batch-size, --epochs, --lr, --min-size, --rounds")
+    if min(smallest, config.rounds, config.seed + 1) <= 0:
+        parser.error(
+            "must be above 0: --alpha, --batch-size, --epochs, --lr, --min-size, --rounds; "
+            "at least 0: --seed"
+        )
     # There are 1437 training samples, and each client needs min_size of them.
     if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")

@@ -35,7 +35,7 @@ How this differs from the paper:
 - FGN has no minus sign. The sign cancels in Eq. 2.
 - ||g_k||^2 is the mean over batches, while the weights change. The paper's text means single
   samples, and does not say at which weights.
-- The first round counts as critical: FGN(-1), which does not exist, is taken as 0.
+- The first round counts as critical, because FGN(-1) does not exist.
 - E counts epochs, as in Section 5.1. The paper's Algorithm 1 (FedAvg) has E iterations.
 - The paper does not state the batch size, the momentum, lr_decay and the number of rounds.
 - The paper has larger data and models. Here LeNet-5 learns scikit-learn's digits: 1437 images to
@@ -141,11 +141,11 @@ def server_update(messages, eta):
 
 
 def is_critical(previous, fgn, delta):
-    """Eq. 2: whether FGN grew by at least a fraction delta.
+    """Eq. 2, times FGN(t-1): whether FGN grew by at least a fraction delta.
 
-    The equation is multiplied by FGN(t-1), so the first round, where `previous` is 0, is critical.
+    The first round, where `previous` is 0, is critical.
     """
-    return fgn - previous >= delta * previous
+    return previous == 0 or fgn - previous >= delta * previous
 
 
 def double(n, M):
@@ -242,8 +242,11 @@ def parse_options(words=None):
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
     smallest = min(config.alpha, config.batch_size, config.epochs, config.lr, config.min_size)
-    if min(smallest, config.rounds) <= 0:
-        parser.error("must be above 0: --alpha, --batch-size, --epochs, --lr, --min-size, --rounds")
+    if min(smallest, config.rounds, config.seed + 1) <= 0:
+        parser.error(
+            "must be above 0: --alpha, --batch-size, --epochs, --lr, --min-size, --rounds; "
+            "at least 0: --seed"
+        )
     # There are 1437 training samples, and each client needs min_size of them.
     if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")

@@ -451,10 +451,12 @@ def parse_options(words=None):
         choices = CHOICES.get(option)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
-    smallest = min(config.alpha, config.batch_size, config.local_steps, config.lr, config.min_size)
-    if min(smallest, config.rounds) <= 0:
-        words = "--alpha, --batch-size, --local-steps, --lr, --min-size, --rounds"
-        parser.error(f"must be above 0: {words}")
+    smallest = min(config.alpha, config.batch_size, config.local_steps, config.lr, config.rounds)
+    if min(smallest, config.seed + 1, config.min_size - 1) <= 0:
+        parser.error(
+            "must be above 0: --alpha, --batch-size, --local-steps, --lr, --rounds; "
+            "at least 0: --seed; at least 2: --min-size"
+        )
     # There are 1437 training samples, and each client needs min_size of them.
     if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")

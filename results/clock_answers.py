@@ -4,6 +4,8 @@ Makes the tables of clock.md from the runs clock-* of rounds.csv.xz. tables.py w
 page. As a program, this module plots the page's figure.
 """
 
+import argparse
+
 import numpy as np
 import pandas as pd
 
@@ -164,4 +166,5 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # it has no options
     draw()

@@ -6,6 +6,8 @@ that is not at the paper's setting has only one: the one in the page's table. Co
 is for its claim, after Holm's correction.
 """
 
+import argparse
+
 import matplotlib
 import numpy as np
 
@@ -124,5 +126,6 @@ def draw_panel(axis, rows: list, title: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # it has no options
     for script in SCRIPTS:
         draw(script)

@@ -6,6 +6,7 @@ An orange dot is its gain over a control. A dot is hollow if the difference is u
 Holm's correction. A diamond is the gain in the paper, grey where its setting is larger than ours.
 """
 
+import argparse
 import re
 from dataclasses import dataclass
 
@@ -154,4 +155,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # it has no options
     main()

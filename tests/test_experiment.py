@@ -90,6 +90,13 @@ class Federation(common.Federation):
         return {"accuracy": 100 * draw, "loss": np.float64(draw)}
 
 
+@dataclass
+class Mixin:
+    """Adds an option to any Config."""
+
+    tint: int = flag(7, "a number", low=0)
+
+
 def federate(config: Config, fl: Federation, run: experiment.Run) -> None:
     """Sums of keyed draws; a memory by client."""
     make = functools.partial(draw_expert, run)
@@ -236,8 +243,9 @@ stray
 --partition natural
 --hold-out 0.001
 --method late
+--out tiny.npz
 """
-UNWRITABLE = ["--out tiny.npz", "--out tiny.npz/below", f"--out {'1' * 400}"]
+UNWRITABLE = ["--out tiny.npz/below", f"--out {'1' * 400}"]
 
 
 @pytest.mark.parametrize("words", WRONG.strip().splitlines())
@@ -284,6 +292,25 @@ def test_a_config_of_a_script_has_one_value_for_each_option(name):
 
 def parsed(*argv):
     return experiment.parse(Config, PRESETS, DOC, list(argv))
+
+
+def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
+    class Forgotten(Config):
+        clients: int = 8
+
+    @dataclass
+    class Bare(Config):
+        beta: float = 0.5
+
+    @dataclass
+    class Mixed(Mixin, Config):
+        size: int = 5
+
+    for config, message in ((Forgotten, "@dataclass above class Forgotten"), (Bare, "Bare.beta")):
+        with pytest.raises(UsageError, match=message):
+            experiment.parse(config, {}, DOC, [])
+    [config], _ = experiment.parse(Mixed, {}, DOC, ["--method", "a"])
+    assert (config.size, config.tint) == (5, 7)
 
 
 def test_every_flag_takes_several_values():
@@ -377,6 +404,53 @@ def test_a_run_that_stops_goes_on_where_it_was(work, stop_at, monkeypatch):
     assert {path.suffix for path in (work / "cut" / "checkpoints").iterdir()} == {".pt"}
     saved = whole.load()
     assert "early" not in saved["state"] and type(saved["rows"][0]["loss"]) is float
+
+
+def test_a_run_of_other_length_resumes_as_if_it_had_always_had_it(work, monkeypatch):
+    """With a test in every third round, and in the last."""
+    trained(a_run("longer", rounds=4, eval_every=3))
+    trained(a_run("longer", rounds=6, eval_every=3, resume=True))
+    trained(a_run("six", rounds=6, eval_every=3))
+    assert content("longer") == content("six")
+
+    record = experiment.Run.record
+
+    def cut(run, t, *args, **columns):
+        if t == 2:
+            raise RuntimeError("power cut")
+        record(run, t, *args, **columns)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(experiment.Run, "record", cut)
+        trained(a_run("cut", rounds=6, eval_every=3))
+    done = len(a_run("cut", rounds=6, eval_every=3).load()["rows"])
+    with pytest.raises(UsageError, match=f"longer run; choose at least --rounds {done + 1}$"):
+        trained(a_run("cut", rounds=done, eval_every=3, resume=True))
+    trained(a_run("cut", rounds=4, eval_every=3, resume=True))
+    trained(a_run("four", rounds=4, eval_every=3))
+    assert content("cut") == content("four")
+
+
+def test_each_round_is_recorded_once(work):
+    def forgetful(config, fl, run):
+        for _ in run.rounds({"base": {}}):
+            pass
+
+    with pytest.raises(UsageError, match="^round 1: call run.record once in every round$"):
+        trained(a_run("r", federate=forgetful))
+
+
+def test_a_state_that_cannot_be_saved_is_named_whenever_it_comes(work):
+    def federate_late(config, fl, run):
+        state = {"weights": torch.zeros(2), "base": {}, "history": [0.5]}
+        for t in run.rounds(state):
+            if t == 2:
+                state["where"] = Path("here")
+            update = types.SimpleNamespace(clients=[0], train_loss=np.ones(1), steps=np.ones(1))
+            run.record(t, state, update)
+
+    with pytest.raises(UsageError, match="Path cannot be saved for --resume"):
+        trained(a_run("r", federate=federate_late))
 
 
 def test_a_checkpoint_is_written_rarely_where_that_takes_long(work, monkeypatch):
@@ -571,6 +645,10 @@ def test_an_arm_that_does_not_read_a_swept_flag_is_trained_once_and_shown_everyw
     start("--out=r", "--pull", "0.9", "0.1", "--trials=1", "--resume")
 
 
+def test_a_misspelt_name_in_compare_is_one_line(work, capsys):
+    assert "compare: m is no option" in refused(capsys, compare=("method")[:1])
+
+
 def test_two_arms_of_one_name_are_refused(work, capsys):
     line = refused(capsys, "--out=r", name=lambda config: "same")
     assert "two methods of different options are both called same" in line
@@ -661,6 +739,16 @@ def test_results_are_not_deleted_unasked(work, capsys):
     assert files("r") == before
 
 
+def test_results_without_checkpoints_are_not_resumed(work, capsys):
+    """They would be replaced by those of any other command."""
+    start()
+    shutil.rmtree("runs/test_experiment/001/checkpoints")
+    before = files("runs")
+    for words in (["--out=runs/test_experiment/001"], []):
+        assert "nothing to resume" in refused(capsys, *words, "--seed=3", "--resume")
+    assert files("runs") == before
+
+
 @pytest.mark.parametrize("more", [[], ["--resume"]])
 @pytest.mark.parametrize("name", ["summary.png", "table.csv", ".notes", "folder/mine.txt"])
 def test_a_folder_with_files_of_the_users_is_refused(name, more, work, capsys):
@@ -699,6 +787,19 @@ def test_a_resumed_sweep_leaves_no_figure_of_the_one_before(work, monkeypatch):
     start("--out=r", "--method=a", "--resume")
     assert not (work / "r" / "differences.png").exists()
     assert (work / "r" / "accuracy.png").exists() and (work / "r" / "mine.png").exists()
+
+
+def test_no_summary_of_the_command_before_is_left_where_figures_fail(work, monkeypatch, capsys):
+    """It says that all other files are there."""
+    start("--out=r", "--trials=1")
+
+    def fill_disk(*args, **options):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(report, "plot", fill_disk)
+    with pytest.raises(SystemExit):
+        start("--out=r", "--resume")
+    assert len(table("r")) == 16 and not Path("r/summary.json").exists()
 
 
 def test_resume_names_a_changed_flag_with_both_values(work, capsys):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from ordinary import ZOO, MoonNet, fill, flatten, normalise, perturb, random_images, random_text
 from torch import nn
 
+import common
 import nets
 from data import UsageError, epochs_of_batches, from_arrays
 from nets import arrange, build_model
@@ -559,8 +560,55 @@ def test_a_net_that_keeps_state_outside_its_weights_is_refused(kind, tmp_path):
         build_model(write_net(tmp_path, STATE[kind]), random_images())
 
 
+IN_A_TEST = {
+    "buffer": own_net(BUFFER, "self.ema.mul_(0.9).add_(0.1)"),
+    "weights": own_net(after="self.out.weight.data.clamp_(-0.01, 0.01)"),
+    "embedding": """
+from torch import nn
+def Net(channels, side, classes):
+    embedding = nn.Embedding(80, 3, max_norm=0.5)
+    return nn.Sequential(embedding, nn.Flatten(), nn.Linear(36, classes))
+""",
+}
+
+
+@pytest.mark.parametrize("kind", IN_A_TEST)
+def test_a_net_that_a_test_changes_is_refused(kind, tmp_path):
+    """Otherwise test data would train it, and more tests would give other results."""
+    data = random_text() if kind == "embedding" else random_images()
+    with pytest.raises(UsageError, match="^--model [^\n]*a test changes its weights[^\n]*$"):
+        build_model(write_net(tmp_path, IN_A_TEST[kind]), data)
+
+
+def test_a_net_can_use_its_own_parameters_and_buffers_shared_by_layers(tmp_path):
+    """As any module of torch: next(self.parameters()), a penalty, one buffer of two layers."""
+    text = own_net(
+        "self.register_buffer('scale', torch.full((1,), 3.0)); "
+        "self.two = nn.Module(); self.two.register_buffer('again', self.scale)",
+        "x = x.to(next(self.parameters()).dtype) * self.two.again",
+        "y = y + sum(w.square().sum() for w in self.parameters())",
+    )
+    data = random_images()
+    model = build_model(write_net(tmp_path, text), data, dtype=DOUBLE)
+    theta = model.init(3)
+    twin = class_of(text)(1, 16, data.classes).double()
+    nn.utils.vector_to_parameters(theta[: model.trainable], twin.parameters())
+    x = data.images("test", DOUBLE)
+    logits = common.predict(model, theta, x, np.arange(4))
+    assert torch.allclose(logits, twin(x[:4].permute(0, 3, 1, 2)), rtol=0, atol=1e-12)
+
+
+def test_a_batch_norm_with_two_names_becomes_one_group_norm(tmp_path):
+    text = own_net(
+        "self.n = nn.BatchNorm2d(channels); self.m = nn.Sequential(self.n)", "x = self.m(x)"
+    )
+    model = build_model(write_net(tmp_path, text), random_images(), norm="group")
+    assert not model.has_batch_norm
+    assert model.trainable == 2 + 256 * 4 + 4  # scale and shift once
+
+
 STATELESS = {
-    "in place": own_net(BUFFER, "self.ema.mul_(0.9).add_(0.1)"),
+    "in place": own_net(BUFFER, "if self.training: self.ema.mul_(0.9).add_(0.1)"),
     "batch norm": own_net("self.norm = nn.BatchNorm2d(channels)", "x = self.norm(x)"),
     "mask": own_net(BUFFER.replace("zeros(1)", "tensor([0, -torch.inf])"), "x = x + self.ema[0]"),
     "constant": own_net("self.scale = [torch.ones(1), {'a': 2}]", "x = x * self.scale[0]"),
@@ -618,10 +666,28 @@ WRONG = {
     "dilation": (TINY.replace("4, side)", "4, side, dilation=2, padding=16)"), "no dilation"),
     "reflected": (TINY.replace("4, side)", "4, side, padding_mode='reflect')"), "no padding_mode"),
     "no bias": (TINY.replace("classes))", "classes, bias=False))"), "must have bias"),
-    "mixed": (TINY.replace("BatchNorm2d(4)", "nn.Softmax2d()"), "mixes the clients"),
+    "mixed": (TINY.replace("BatchNorm2d(4)", "nn.Softmax2d()"), "mixes clients"),
+    "samples": (TINY.replace("BatchNorm2d(4)", "nn.Softmax(0)"), "mixes clients or samples"),
+    "response": (TINY.replace("nets.BatchNorm2d(4)", "nets.nn.LocalResponseNorm(2)"), "LocalResp"),
+    "statistics": (
+        own_net("self.n = nn.BatchNorm2d(channels, track_running_stats=False)", "x = self.n(x)"),
+        "depend on the other samples",
+    ),
+    "sparse": (
+        """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, channels, side, classes):
+        super().__init__()
+        self.table = nn.Embedding(2, classes, sparse=True)
+    def forward(self, x):
+        return self.table((x.mean((1, 2, 3)) > 0).long())
+""",
+        "sparse=True",
+    ),
     "shaped": (
         TINY.replace("BatchNorm2d(4)", "nn.LayerNorm([4, 1, 1], elementwise_affine=False)"),
-        "mixes the clients",
+        "mixes clients",
     ),
 }
 

@@ -37,7 +37,7 @@ PACING = {"pacing_a": (0.0, 1.2), "pacing_b": (0.0, 1.0)}
 OPTIONS = {
     "fedcl_fgn": COMMON
     | SGD
-    | {"method": ["cl", "base"], "delta": (0.0, 0.3), "lr_decay": (0.8, 1.0)},
+    | {"method": ["cl", "base"], "delta": ["0.0", "0.02", "0.2", "inf"], "lr_decay": (0.8, 1.0)},
     "fedavg_curriculum": COMMON
     | SGD
     | PACING
@@ -59,12 +59,12 @@ OPTIONS = {
     | {
         "method": ["fedac", "fedac", "fedac", "base"],
         "clients": (5, 20),
-        "rho": (0.4, 0.9),
+        "rho": (0.4, 1.0),
         "art_alpha": (0.001, 0.5),
         "art_beta": ["1.0", "0.6"],
         "quantile": (0.0, 1.0),
         "w_small": (0.1, 1.5),
-        "w_large": (0.1, 1.5),
+        "w_large": ["0.0", "0.4", "1.0", "1.5"],
     },
     "fedcl_gmm_sync": COMMON
     | {

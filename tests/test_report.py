@@ -92,12 +92,24 @@ def test_differences_of_all_pairs_and_holms_correction():
 
 
 def test_holms_correction_is_over_all_settings():
-    rows = rows_of(FOUR, "alpha=1") + rows_of(FOUR, "alpha=2")
+    others = {"a": [3.1, 5.0, 4.5, 6.0], "b": [2.0, 4.6, 4.0, 4.0], "c": FOUR["c"]}
+    rows = rows_of(FOUR, "alpha=1") + rows_of(others, "alpha=2")
     table = report.differences(report.per_trial(frame(rows)))
     final = table[(table.measure == "final") & table["first"]]
     p = sorted(final.p)
     expected = np.maximum.accumulate(np.array(p) * [4, 3, 2, 1])
     assert sorted(final.holm) == pytest.approx(expected.clip(max=1))
+
+
+def test_runs_that_several_settings_show_count_once_in_holms_correction():
+    """Methods that do not use a swept option: more of its values are no more comparisons."""
+    one = report.differences(report.per_trial(frame(rows_of(FOUR, "alpha=1"))))
+    rows = [*rows_of(FOUR, "alpha=1"), *rows_of(FOUR, "alpha=2"), *rows_of(FOUR, "alpha=3")]
+    three = report.differences(report.per_trial(frame(rows)))
+    for setting in ("alpha=1", "alpha=2", "alpha=3"):
+        assert three[three.setting == setting].holm.tolist() == pytest.approx(
+            one.holm.tolist(), nan_ok=True
+        )
 
 
 def test_pairs_are_taken_within_trials_that_both_have():
@@ -146,6 +158,8 @@ def test_a_run_that_diverged_counts_nowhere(capsys):
     rest = [0, 2, 3]
     gaps = np.array(FOUR["a"])[rest] - np.array(FOUR["b"])[rest]
     assert pair["mean"] == pytest.approx(gaps.mean())
+    table = report.print_tables(runs, report.differences(runs), "digits")
+    assert table.uploads.tolist() == [6, 6, 6]  # not the 3 of its first round
     finite = report.without_diverged(df)
     assert len(finite) == len(df) - 2
     assert not ((finite.method == "b") & (finite.trial == 1)).any()

@@ -332,6 +332,42 @@ def test_a_schedule_that_is_too_short_is_refused(schedule, message):
         train_all(model, model.init(0), data, batches, local)
 
 
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"correction": torch.zeros(5, 3)}, "correction has 5 rows for 2 clients"),
+        ({"per_client": {"z": torch.zeros(5)}}, "z has 5 rows for 2 clients"),
+        ({"frozen": {"old": torch.zeros(5, 3)}}, "old has 5 rows for 2 clients"),
+        ({"seeds": [1, 2, 3]}, "seeds has 3 rows for 2 clients"),
+        ({"penalty": lambda out: out.logits.mean()}, r"penalty has the shape \(\); wanted \(K,\)"),
+        ({"loss": lambda out: out.weight}, r"loss has the shape \(2, 2\); wanted \(K,\)"),
+    ],
+)
+def test_what_is_not_one_for_each_client_is_refused(given, message):
+    """The first rows would be used, and a number would be added once for each client."""
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    batches = [np.arange(4).reshape(2, 2)] * 2
+    with pytest.raises(UsageError, match=message):
+        train_all(model, model.init(0), data, batches, Local(0.1, **given))
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_a_penalty_over_a_models_parameters_is_learnt_from(chunk):
+    """Weight decay by hand: a net's parameters are the weights of all its clients, (K, ...)."""
+
+    def decay(out):
+        return sum(w.flatten(1).square().sum(1) for w in out.net.parameters()) / 2
+
+    data = ordinary.random_images()
+    model = lenet_on(data)
+    theta = model.init(0)
+    batches = [np.arange(6).reshape(3, 2)] * 2
+    found = train_all(model, theta, data, batches, Local(0.1, penalty=decay), chunk)
+    expected = train_all(model, theta, data, batches, Local(0.1, weight_decay=1.0), chunk)
+    assert (found.gather_thetas() - expected.gather_thetas()).abs().max() < 1e-10
+
+
 @pytest.mark.parametrize("name", ["alexnet", "vgg11", "lstm"])
 def test_dropout_follows_each_clients_seed(name):
     """As in an ordinary net seeded alike; one client at a time, as a stack shares a seed."""

@@ -26,8 +26,11 @@ PRESETS = {
 }
 
 
-def draw_schedule(configs: list, folder: Path) -> None:
-    """Plots schedule.png: a panel for each config, below the panel of the pacing functions."""
+def draw_schedule(configs: list, swept: list[str], folder: Path) -> None:
+    """Plots schedule.png: a panel for each config, below the panel of the pacing functions.
+
+    swept  the options in which the configs differ. They name the panels
+    """
     from matplotlib import pyplot
 
     first = configs[0]
@@ -41,9 +44,11 @@ def draw_schedule(configs: list, folder: Path) -> None:
     for config, ax in zip(configs, axes[1:], strict=True):
         batches, weights = draw_client_batches(config)
         image = show(batches, weights, ax)
-        ax.set(ylabel=config.order, yticks=[])
+        others = [f"{name}={getattr(config, name)}" for name in swept if name != "order"]
+        name = " ".join([config.order, *others])
+        ax.set(ylabel=name.replace(" ", "\n"), yticks=[])
         visits = " ".join(f"{v:5.1f}" for v in visits_of_fifths(batches, weights))
-        print(f"{config.order:<16} visits by fifth, easiest first: {visits}")
+        print(f"{name:<16} visits by fifth, easiest first: {visits}")
     axes[-1].set(xlabel="local step")
     figure.colorbar(image, ax=axes[1:], label="difficulty, 0 = easiest")
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,8 +97,8 @@ def main(argv=None) -> None:
     """Runs the command line. Tests pass its words as `argv`."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        configs, _ = experiment.parse(Config, PRESETS, __doc__, argv)
-        draw_schedule(configs, Path(configs[0].out or "results/fedavg_curriculum"))
+        configs, swept = experiment.parse(Config, PRESETS, __doc__, argv)
+        draw_schedule(configs, swept, Path(configs[0].out or "results/fedavg_curriculum"))
     except UsageError as error:
         experiment.stop(2, f"error: {error}")
     except OSError as error:
