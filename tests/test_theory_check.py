@@ -125,7 +125,7 @@ def test_the_figures_of_the_bounds_show_what_they_say(program):
             assert fit[0] == pytest.approx(slope, abs=0.05)
     assert steps["measured"][0].tolist() == [2, 4, 8, 16, 32]
     assert extremal["sharp, L/μ = 10"][1].min() < 1.03
-    assert extremal["corrected by its lemmas, L/μ = 10"][1].min() > 100
+    assert extremal["corrected by its lemmas, L/μ = 10"][1].min() > 10
 
 
 def test_the_figures_of_the_laws_show_what_they_say(program):
@@ -157,9 +157,9 @@ def test_the_other_figures_show_what_they_say(program):
     fixed = sides["corrected: right side"][1]
     assert fixed[-1] == pytest.approx(theorem2.corrected(theorem2.long_run()))
     assert (sides["corrected: left side, weighted by α"][1] < fixed).all()
-    for label in ("measured, biased and noisy", "1.01 / √T"):
+    for label in ("measured, biased and noisy", "1.07 / √T"):
         scaled = rate[label][1] * np.sqrt([30, 100, 300, 1000, 3000])
-        assert scaled == pytest.approx(np.full(5, 1.013), abs=0.003)
+        assert scaled == pytest.approx(np.full(5, 1.07), abs=0.011)
     start, late = drawn["spectra.png"]
     assert (start["easy"][1] > start["all"][1]).all()
     assert (late["easy"][1] > late["all"][1]).sum() == 7

@@ -103,9 +103,30 @@ def test_the_drift_ties_where_the_law_says(kappa, Q):
 def test_the_tie_does_not_depend_on_the_settings():
     with pytest.raises(ValueError, match="the tie is near the law"):
         drift_law.tie(100.0)
+    with pytest.raises(ValueError, match="L > mu"):
+        drift_law.kink_ratios((1.0, 2.0), 1.0)
     settings = {"mu": 0.5, "L": 1.0, "T": 150, "N": 8, "offset": 400, "B": (1.0, 2.0)}
     assert final_ratio(at_a_kink, 0.9 * 3, **settings) < 1
     assert final_ratio(at_a_kink, 1.15 * 3, **settings) > 1
+
+
+def test_a_bias_that_grows_inside_each_round_drifts_less():
+    """The kinked run of the lecture, written out; and the spread of [8g] with falling steps."""
+    for row, B in enumerate((np.linspace(0, 8, 5), np.linspace(8, 0, 5))):
+        server = 0.0
+        for _ in range(200):
+            up = down = server
+            for b in np.sqrt(B):
+                up -= 0.05 * ((1 if up > 0 else 0.1) * up - b)
+                down -= 0.05 * ((1 if down > 0 else 0.1) * down + b)
+            server = (up + down) / 2
+        E = at_a_kink(mu=0.1, c=1.0, step=0.05, each_round=True)[row]
+        assert E[-1] == pytest.approx(server**2, rel=1e-9)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        steps, b = np.sort(rng.random((2, 9)))
+        growing, shrinking = (np.cumsum(steps[::-1] * x) for x in (b, b[::-1]))
+        assert (growing <= shrinking + 1e-12).all()
 
 
 def test_on_a_smooth_function_the_drift_ties_at_three():

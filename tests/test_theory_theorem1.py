@@ -52,7 +52,9 @@ def test_the_lemmas_certificate_is_the_recursion_run_forward(form):
     problem = small_quadratic(N=5)
     f, M, Q, s = problem.f, problem.M, problem.Q, problem.sigma
     E, V = 2.0, 0.0
-    for j, (a, B) in enumerate(zip(problem.steps[1], problem.B[1], strict=True)):
+    mean_B = (problem.biases[1] ** 2).sum(-1).mean(-1)  # of ||b_k||^2, at each step
+    assert (mean_B < 0.9 * problem.B[1]).all()
+    for j, (a, B) in enumerate(zip(problem.steps[1], mean_B, strict=True)):
         noise = 2 * M * B + s**2
         c, e = 0.0, a**2
         if j > 0:

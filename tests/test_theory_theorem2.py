@@ -97,7 +97,7 @@ def test_theorem2_refuses_what_it_does_not_speak_of():
 def test_the_rate_is_the_mean_of_its_run():
     """T = 4 written out; exact but for the noise of 64 runs, which is small."""
     steps = 0.3 / 2
-    problem = Problem(rational(2), [1.75, 1.75], np.full((4, 5), steps), 0.01, opposed(4, 2))
-    _, gradient = simulate(replace(problem, sigma=0.3), replicas=64)
+    problem = Problem(rational(2), [1.75, 1.75], np.full((4, 5), steps), 1.0, opposed(4, 2))
+    _, gradient = simulate(replace(problem, sigma=1.0), replicas=64)
     assert theorem2.ergodic_rate(4) == pytest.approx(sum(gradient) / 4 * 2)
-    assert theorem2.ergodic_rate(1000) == pytest.approx(1.013, abs=0.003)
+    assert theorem2.ergodic_rate(1000) == pytest.approx(1.073, abs=0.006)

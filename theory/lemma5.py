@@ -3,8 +3,9 @@
     python -m theory.lemma5
 
 V = mean_k ||theta_k - hat theta||^2 and F = mean_k f(theta_k) - f* before local step j. A prime
-marks the next step. `symbols` are (mu, L, alpha, B, M, sigma, Q) of the step. Equation 6 is Lemma 5
-summed over a round, with a factor 2 alpha L / Q that belongs to Lemma 4. PROOFS.md [3] and [7].
+marks the next step. `symbols` are (mu, L, alpha, B, M, sigma, Q) of the step. Equation 6 should be
+Lemma 5, summed over a round. But it multiplies bias and noise by 2 L / Q, and F by 2 L. And it has
+one sum, although every step feeds V at all later steps. PROOFS.md [3] and [7].
 """
 
 import numpy as np
@@ -120,7 +121,7 @@ def check():
 
     measured = V[:-1].sum()
     ratio = equation6(symbols, F[:-1]) / measured
-    note = "a factor 2 a L / Q too many"
+    note = "bias and noise times 2 L / Q; one sum is missing"
     yield row("Equation 6", "violated", ratio, fixed[:-1].sum() / measured, note=note)
 
 

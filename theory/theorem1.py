@@ -3,9 +3,9 @@
     python -m theory.theorem1
 
 The theorem divides the bias by Q, the number of clients. But more clients do not reduce the bias:
-see `two_clients`. There are smaller errors, too. sigma^3 must be sigma^2, the noise has a factor L
-too many, the sums lack their products, and they miss round 0. theorem1_proof.py and
-beyond/sharp.py have the bounds that are true.
+see `two_clients`. There are smaller errors, too. sigma^3 must be sigma^2, and B^2 must be B. The
+noise and the bias have a factor L too many. The sums lack their products, and they miss round 0.
+theorem1_proof.py and beyond/sharp.py have the bounds that are true.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """What the proof of Theorem 1 gives: its last display, and a bound by its corrected lemmas.
 
-The last display is violated, too. `corrected` is true, but up to 1000 times too large: PROOFS.md
-[7].
+The last display is violated, too. `corrected` is true, but about 10 times too large on the problems
+of beyond/attained.py. PROOFS.md [7].
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def last_display(problem):
 def round_in_form(problem, t, form):
     """(contraction, floor) with E^(t+1,0) <= contraction E^(t,0) + floor, by Lemmas 4 and 5.
 
-    form: 0 or 1, the index into lemma5.factors.
+    form: 0 or 1, the index into lemma5.factors. Here B is mean_k ||b_k||^2, as in sharp.py.
 
     The weights p on E and w on V are computed backwards from p = 1 and w = 0. PROOFS.md [7].
     ValueError if the weight of F becomes positive, because nothing bounds F then.
@@ -56,7 +56,8 @@ def round_in_form(problem, t, form):
     w = 0.0
     floor = 0.0
     for j in reversed(range(problem.N)):
-        mu, L, alpha, B, M, sigma, Q = problem.symbols(t, j)
+        mu, L, alpha, _, M, sigma, Q = problem.symbols(t, j)
+        B = problem.mean_B[t, j]
         require(alpha <= SLACK * 2 / (mu + L), "alpha <= 2 / (mu + L)")
         private = w * (1 - 1 / Q)  # weight of the noise that the average does not see
         gained = p * (1 - 2 * alpha * L * (1 + 2 * M / Q))

@@ -108,7 +108,7 @@ def ergodic_rate(T):
     It is the same for all T if the rate is 1/sqrt T.
     """
     steps = np.full((T, 5), 0.3 / np.sqrt(T))
-    problem = Problem(rational(2), [1.75, 1.75], steps, 0.01, opposed(4, 2), sigma=0.3)
+    problem = Problem(rational(2), [1.75, 1.75], steps, 1.0, opposed(4, 2), sigma=1.0)
     _, gradient = simulate(problem, replicas=64)
     return gradient.mean() * np.sqrt(T)
 

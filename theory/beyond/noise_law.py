@@ -27,9 +27,10 @@ def check():
     slowest = mean_ratio(C_MU[0])
     fastest = mean_ratio(C_MU[-1])
     constant = final_ratio(through_noise, step=0.05)
+    inside = final_ratio(through_noise, step=0.05, each_round=True)
     law = max(final[:2]) < 1 < min(*final[3:], constant)
     note = f"growing / shrinking: {listed(final)}; "
-    note += f"constant step: {constant:.0f}; "
+    note += f"constant step: {constant:.0f}, restarting: {inside:.2f}; "
     note += f"averaged over rounds: {slowest:.3f} to {fastest:.2f}"
     name = "Remark, curriculum ends below anti"
     yield row(name, "violated", 1 / max(final), verdict(law), note=note)

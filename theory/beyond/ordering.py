@@ -21,7 +21,9 @@ def minority(Q):
     return u
 
 
-def two_orders(f, directions, c, M=0.0, T=200, N=5, offset=None, B=(0.0, 8.0), step=None):
+def two_orders(
+    f, directions, c, M=0.0, T=200, N=5, offset=None, B=(0.0, 8.0), step=None, each_round=False
+):
     """E after each round, for a B that grows linearly over the local steps and for its reverse.
 
     f, directions, M: as in Problem.
@@ -29,6 +31,7 @@ def two_orders(f, directions, c, M=0.0, T=200, N=5, offset=None, B=(0.0, 8.0), s
         unless given.
     step: a constant step to use instead.
     B: the first and the last size.
+    each_round: let B grow inside each round, and start again in the next, not over the whole run.
 
     Returns (2, T).
     """
@@ -38,6 +41,8 @@ def two_orders(f, directions, c, M=0.0, T=200, N=5, offset=None, B=(0.0, 8.0), s
     if step:
         steps = np.full((T + 1, N), step)
     ramp = np.linspace(*B, T * N)
+    if each_round:
+        ramp = np.tile(np.linspace(*B, N), T)
     d = directions.shape[-1]
     errors = []
     for sizes in (ramp, ramp[::-1]):
