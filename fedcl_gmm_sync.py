@@ -667,12 +667,8 @@ def plot(df, folder: Path) -> None:
     table = rounds_to_fedavg(df)
     table.to_csv(folder / "table3.csv")
     if len(table):
-        methods = ["setting", "method"]
-        means = table.groupby(methods, sort=False).mean()
-        trials = df.groupby(methods, sort=False).trial.nunique()
-        means["reached"] = table.groupby(methods, sort=False).size() / trials
-        print("\nto FedAvg's final accuracy: means over the fraction of trials that reach it")
-        print(means)
+        print("\nto FedAvg's final accuracy: means over the trials that reach it, and how many do")
+        print(table.groupby(["setting", "method"], sort=False).agg(["mean", "count"]))
     if "phase" in df:
         df = df.dropna(subset="phase").rename(columns={"frozen": "frozen clients"})
         report.curves(df, folder / "phases.png", "phase", "frozen clients", "beta_T")
