@@ -10,10 +10,11 @@ import numpy as np
 import ordinary
 import pytest
 import torch
-from ordinary import fill, first_batches, make_federation, normalise, perturb
+from ordinary import fill, first_batches, make_federation, normalise, perturb, random_images
 
 import bases
 import common
+import experiment
 import training
 from data import UsageError, epochs_of_batches
 from nets import build_model
@@ -43,6 +44,15 @@ assert not {"matplotlib", "pandas", "experiment"} & {*sys.modules}, "imported"
 """
     folder = Path(common.__file__).parent
     subprocess.run([sys.executable, "-c", program], check=True, cwd=folder)
+
+
+def test_labels_that_all_runs_share_cannot_be_changed():
+    """Label noise written there would be in the next method's data, too."""
+    data = random_images()
+    config = experiment.Config(clients=4, clients_per_round=2)
+    fl = common.Federation(config, data, common.Streams(0))
+    with pytest.raises(ValueError, match="read-only"):
+        fl.labels[0] = 1
 
 
 def test_streams_do_not_depend_on_the_order_of_the_calls():
