@@ -134,6 +134,8 @@ class Run:
             row |= test
             if not is_due:
                 self.last_test = [*test]
+        if taken := columns.keys() & self.row_of(t).keys():
+            raise UsageError(f"run.record: {', '.join(sorted(taken))}: choose another name")
         row |= columns
         row["seconds"] = time.perf_counter() - self.began
         for name, value in row.items():

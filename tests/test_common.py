@@ -66,6 +66,8 @@ def test_streams_do_not_depend_on_the_order_of_the_calls():
     assert len({tuple(draw) for draw in draws.values()}) == len(keys)
     assert one.seed("init") == other.seed("init")
     assert 0 <= one.seed("init") < 2**31
+    with pytest.raises(TypeError):
+        one("select", 0.5)  # not as 0
 
 
 def test_streams_differ_by_seed_trial_purpose_and_key():

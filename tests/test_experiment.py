@@ -440,6 +440,17 @@ def test_each_round_is_recorded_once(work):
         trained(a_run("r", federate=forgetful))
 
 
+def test_a_column_cannot_have_the_name_of_one_that_names_the_run(work):
+    def federate_twice(config, fl, run):
+        state = {"base": {}, "history": [0.5]}
+        for t in run.rounds(state):
+            update = types.SimpleNamespace(clients=[0], train_loss=np.ones(1), steps=np.ones(1))
+            run.record(t, state, update, trial=7)
+
+    with pytest.raises(UsageError, match="^run.record: trial: choose another name$"):
+        trained(a_run("r", federate=federate_twice))
+
+
 def test_a_state_that_cannot_be_saved_is_named_whenever_it_comes(work):
     def federate_late(config, fl, run):
         state = {"weights": torch.zeros(2), "base": {}, "history": [0.5]}

@@ -6,7 +6,9 @@ the paper. In the figures black is measured, red is the paper's statement, blue 
 paper's lemmas, and green is sharp.
 """
 
+import argparse
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +105,7 @@ def save(path, draw):
 
 def show(check, figures=()):
     """Print the rows of one statement and plot its figures {name: draw} into runs/theory."""
+    argparse.ArgumentParser(description=sys.modules["__main__"].__doc__).parse_args()  # no options
     print(HEADER)
     for found in check():
         print(line(found))
