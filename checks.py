@@ -293,30 +293,29 @@ def refuse_unused(model, net: nn.Module, loss: Tensor) -> None:
 def refuse_state(model, x: Tensor) -> None:
     """Raises UsageError if a training step changes more of a model than its weights.
 
-    Only weights, and float buffers that change in place, are averaged and saved. A test must change
-    nothing. What lies outside the model's modules (closures, global names, Python's random) is not
-    seen.
+    Only weights, and float buffers that change in place, are averaged and saved. A test must not
+    change them. What lies outside the model's modules (closures, global names, Python's random) is
+    not seen.
     """
-    for training in (True, False):
-        layers = model.by_layer(model.init(0)[None])
-        weights = [layer.clone() for layer in layers]
-        net = model.bind(layers, training, grad=training)
-        before = remember(model, net)
-        logits = net.head(net.features(x))
-        if training:
-            refuse_unused(model, net, logits.sum())
-        elif not all(map(torch.equal, layers, weights)):
-            wanted = "wanted this only if self.training"
-            raise UsageError(f"a test changes its weights or float buffers; {wanted}")
-        after = remember(model, net)
-        for name, module in after:
-            if after[name, module] != before.get((name, module)):
-                who = "training" if training else "a test"
-                found = f"{who} sets self.{name.removeprefix('net.')}"
-                wanted = (
-                    "leave it out, or make it a float buffer and change it in place: add_, copy_"
-                )
-                raise UsageError(f"{found}, which is not averaged or saved; {wanted}")
+    layers = model.by_layer(model.init(0)[None])
+    net = model.bind(layers, training=True, grad=True)
+    before = remember(model, net)
+    logits = net.head(net.features(x))
+    refuse_unused(model, net, logits.sum())
+    after = remember(model, net)
+    for name, module in after:
+        if after[name, module] != before.get((name, module)):
+            name = name.removeprefix("net.")
+            wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
+            raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
+    weights = model.by_layer(model.init(0)[None])
+    tested = model.by_layer(model.init(0)[None])
+    net = model.bind(tested)
+    net.head(net.features(x))
+    for name, before, after in zip(model.shapes, weights, tested, strict=True):
+        if not torch.equal(before, after):
+            name = name.removeprefix("net.")
+            raise UsageError(f"a test changes self.{name}; wanted this only if self.training")
 
 
 def refuse_mixing(model, x: list[Tensor], batch: Tensor, K: int) -> None:

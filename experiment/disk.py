@@ -212,12 +212,16 @@ def refuse_other_scripts(folder: Path, runs: list) -> None:
         )
 
 
+OLD_FIGURES = ("differences.png", "own_accuracy.png", "summary.png")
+
+
 def files_of_before(folder: Path) -> list[str]:
     """Returns the files that the command before wrote into the folder, as its summary says."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
-        return [Path(name).name for name in summary["files"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        names = summary.get("files", OLD_FIGURES)  # summaries of version 0.1.0 do not say it
+        return [Path(name).name for name in names]
+    except (OSError, ValueError, AttributeError, TypeError):
         return []
 
 

@@ -7,7 +7,6 @@ terminal. `parse` reads a command line. It returns a config for each point of th
 import argparse
 import dataclasses
 import functools
-import inspect
 import itertools
 import numbers
 import shlex
@@ -203,13 +202,16 @@ def about_flag(config_class, name: str) -> dict:
 
 
 def check_config(config_class) -> None:
-    """Raises UsageError if a Config, or a class between, has options but is no dataclass."""
+    """Raises UsageError if a class sets options that a dataclass does not see."""
     for owner in config_class.__mro__:
-        options = inspect.get_annotations(owner) or [
-            value for value in vars(owner).values() if isinstance(value, dataclasses.Field)
-        ]
-        if issubclass(owner, Config) and options and "__dataclass_fields__" not in vars(owner):
-            raise UsageError(f"write @dataclass above class {owner.__name__}")
+        if not issubclass(owner, Config):
+            continue
+        fields = owner.__dataclass_fields__
+        for name, value in vars(owner).items():
+            is_hidden = name in fields and fields[name].default != value
+            if is_hidden or isinstance(value, dataclasses.Field):
+                advice = "write @dataclass above the class, and a type after the name"
+                raise UsageError(f"{owner.__name__}.{name} is no option: {advice}")
 
 
 def option(name: str) -> str:

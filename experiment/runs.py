@@ -122,9 +122,7 @@ class Run:
         row = self.row_of(t) | {"clients": K, "uploads": K} | self.fl.cost(update)
         took_steps = update.train_loss[update.steps > 0]
         row["train_loss"] = took_steps.mean() if len(took_steps) else math.nan
-        for name in self.last_test:  # of a shorter run, which continues
-            del self.rows[-1][name]
-        self.last_test = []
+        self.forget_last_test()
         is_last = last or t + 1 == self.config.rounds
         is_due = (t + 1) % self.config.eval_every == 0
         if is_last or is_due:
@@ -187,6 +185,12 @@ class Run:
         return saved
 
     # ------------------------------------------------------------------------------- its parts
+
+    def forget_last_test(self) -> None:
+        """Takes out the test that was due only because a shorter run ended there."""
+        for name in self.last_test:
+            del self.rows[-1][name]
+        self.last_test = []
 
     def row_of(self, t: int) -> dict:
         """Returns the columns that say which run a row belongs to."""
@@ -301,6 +305,7 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
             run.finished = run.config.rounds
         except NonFiniteError as error:
             run.diverged = str(error)
+            run.forget_last_test()
             run.rows.append(run.row_of(len(run.rows)) | {"diverged": 1})
         run.save()
     vars(run).pop("fl", None)  # its memory

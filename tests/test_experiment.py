@@ -20,6 +20,7 @@ import time
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -298,6 +299,12 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     class Forgotten(Config):
         clients: int = 8
 
+    class Untyped(Config):
+        lr = 0.5
+
+    class Free(Config):
+        limits: ClassVar[dict] = {}
+
     @dataclass
     class Bare(Config):
         beta: float = 0.5
@@ -306,9 +313,10 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     class Mixed(Mixin, Config):
         size: int = 5
 
-    for config, message in ((Forgotten, "@dataclass above class Forgotten"), (Bare, "Bare.beta")):
-        with pytest.raises(UsageError, match=message):
+    for config, name in ((Forgotten, "clients"), (Untyped, "lr"), (Bare, "beta")):
+        with pytest.raises(UsageError, match=f"^{config.__name__}.{name} is no option"):
             experiment.parse(config, {}, DOC, [])
+    assert experiment.parse(Free, {}, DOC, [])
     [config], _ = experiment.parse(Mixed, {}, DOC, ["--method", "a"])
     assert (config.size, config.tint) == (5, 7)
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NODES = {
     "common.py": 1720,
     "bases.py": 1000,
-    "training.py": 2430,
-    "checks.py": 1950,
+    "training.py": 2440,
+    "checks.py": 1970,
     "data.py": 2460,
     "user_files.py": 590,
     "nets.py": 3050,

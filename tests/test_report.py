@@ -112,6 +112,15 @@ def test_runs_that_several_settings_show_count_once_in_holms_correction():
         )
 
 
+def test_other_runs_with_equal_differences_count_each():
+    rows = rows_of(FOUR, "alpha=1")
+    rows += [row | {"setting": "alpha=2", "seconds": 2 * row["seconds"]} for row in rows]
+    table = report.differences(report.per_trial(frame(rows)))
+    final = table[(table.measure == "final") & table["first"]]
+    expected = np.maximum.accumulate(np.array(sorted(final.p)) * [4, 3, 2, 1])
+    assert sorted(final.holm) == pytest.approx(expected.clip(max=1))
+
+
 def test_pairs_are_taken_within_trials_that_both_have():
     rows = rows_of({"a": [3.0, 5.0, 9.0], "b": [2.0, 4.5]})
     [final, _] = report.differences(report.per_trial(frame(rows))).to_dict("records")
