@@ -30,6 +30,12 @@ def is_ours(file: str) -> bool:
     return path.relative_to(ROOT).parts[0].removesuffix(".py") in OURS
 
 
+def file_of(thing: Callable) -> str:
+    """Returns the file that defines a function or class, or "notebook"."""
+    file = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    return str(Path(file).resolve()) if file else "notebook"
+
+
 FOLDERS: dict[str, set[str]] = {}  # of such files, and the modules that were there before them
 
 

@@ -62,6 +62,11 @@ def save(path: Path, fingerprint: dict, content) -> None:
         raise OSError(f"{path}: {reason}") from None
 
 
+def file_label(name: str) -> str:
+    """Returns a name that any file may have."""
+    return re.sub(r"[^\w.=+,-]", "-", name.strip())[:100]
+
+
 def load(path: Path, fingerprint: dict, device: str):
     """Returns what was saved with this fingerprint; UsageError for any other file."""
     saved = read(path, device)

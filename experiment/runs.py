@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,9 +18,9 @@ import common
 from common import ADVICE, NonFiniteError
 from data import Data, UsageError, first_line, load_data
 from nets import SIDE, seed_libraries, seeded
-from user_files import OURS, ROOT, is_ours, source_checksum
+from user_files import OURS, ROOT, file_of, is_ours, source_checksum
 
-from .disk import load, save
+from .disk import file_label, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
 from .processes import has_group, is_first, on_first_rank
@@ -284,10 +282,6 @@ class Run:
         return found
 
 
-def file_label(name: str) -> str:
-    return re.sub(r"[^\w.=+,-]", "-", name.strip())[:100]
-
-
 def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
     """Trains a run as far as its checkpoint does not hold it; returns what the table needs.
 
@@ -321,12 +315,6 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
 
 def waits_for_none(config: Config) -> dict:
     return {}
-
-
-def file_of(thing: Callable) -> str:
-    """Returns the file that defines a function or class, or "notebook"."""
-    file = getattr(sys.modules.get(thing.__module__), "__file__", None)
-    return str(Path(file).resolve()) if file else "notebook"
 
 
 @dataclasses.dataclass
