@@ -52,6 +52,7 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
     clients_to_base                  clients per round until then; NaN if it never came there
     rounds_to_target                 what a method took to the final of its trial's 'fedavg'
     best5_pooled                     own_pooled, mean of the five best tests
+    rank_correlation                 mean over rounds
     """
     rounds = rounds.fillna({"setting": ""})
     goals = {}
@@ -87,6 +88,8 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
             values["rounds_to_target"], _ = first_at(run, targets[trial])
         if "own_pooled" in run and run.own_pooled.notna().any():
             values["best5_pooled"] = run.own_pooled.nlargest(5).mean()
+        if "rank_correlation" in run and run.rank_correlation.notna().any():
+            values["rank_correlation"] = run.rank_correlation.mean()
         for measure, value in values.items():
             rows.append((*key, measure, value))
     return pd.DataFrame(rows, columns=[*KEYS, "measure", "value"])

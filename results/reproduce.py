@@ -23,7 +23,7 @@ from results.clock import SPREADS
 
 ROOT = evidence.FOLDER.parent
 COLUMNS = ["run", "setting", "method", "trial", "round", "clients", "uploads", "samples"]
-COLUMNS += ["accuracy", "loss", "train_loss", "own_pooled"]
+COLUMNS += ["accuracy", "loss", "train_loss", "own_pooled", "rank_correlation"]
 for spread in SPREADS:
     COLUMNS += [f"clock_{spread}", f"waiting_{spread}"]
 

@@ -322,6 +322,7 @@ def test_what_it_took_to_the_bases_accuracy():
     table += rows("rising", range(1, 10), [2] * 9)
     for row in table[-9:]:
         row["own_pooled"] = 100 - row["accuracy"]
+        row["rank_correlation"] = row["accuracy"] / 10
     found = evidence.summarise(pd.DataFrame(table)).set_index(["method", "measure"]).value
     assert found["fedavg", "last10"] == 20 and found["fedavg", "final"] == 30
     assert found["fedavg", "rounds_to_base"] == 2 and found["fedavg", "uploads_to_base"] == 4
@@ -335,7 +336,8 @@ def test_what_it_took_to_the_bases_accuracy():
     targets = found.xs("rounds_to_target", level="measure")  # FedAvg ends at 30
     assert targets.to_dict() == {"fedavg": 3, "fedavg+cl": 4, "fedavg+random": 4, "rising": 10}
     assert found["rising", "best5_pooled"] == 97  # of 99, 98, .. 91
-    assert ("fedavg", "best5_pooled") not in found
+    assert found["rising", "rank_correlation"] == 0.5  # of 0.1, 0.2, .. 0.9
+    assert not {("fedavg", "best5_pooled"), ("fedavg", "rank_correlation")} & {*found.index}
     assert "diverged" not in found.index.get_level_values("method")
 
 
