@@ -21,7 +21,7 @@ class FedAvg:
     """w_0 <- sum_k p_k w_k (McMahan et al., 2017).
 
     w_0    (d,): the trainable weights of the global model
-    w      (K, d): those of the clients after training
+    w      (K, d): those of the clients after training, update.gather_thetas()[:, :d]
     w_hat  (d,): the average of w by p (K,), with sum 1
 
     `memory` is what a base keeps from round to round: state["base"], which a checkpoint holds. Only
@@ -36,9 +36,9 @@ class FedAvg:
     def __init__(self, config, model: Model):
         self.config = config
         self.model = model
-        if config.mu >= 0:
+        if config.mu >= 0:  # below 0: the default of the class
             self.mu = config.mu
-        if config.server_lr:
+        if config.server_lr:  # 0: the default of the class
             self.server_lr = config.server_lr
 
     def received(self, theta: Tensor, clients: np.ndarray, memory: dict) -> Tensor:
@@ -75,7 +75,9 @@ class FedProx(FedAvg):
 class Scaffold(FedAvg):
     """w <- w - eta (g - c_k + c), option II of Karimireddy et al. (2020).
 
-    p averages only the statistics of batch norms.
+    After training c_k+ = c_k - c + (w_0 - w_k) / (eta T), and `lengths` replaces eta T. The server
+    has c <- c + K/M mean_k(c_k+ - c_k) and w_0 <- w_0 + server_lr mean_k(w_k - w_0). p averages
+    only the statistics of batch norms.
     """
 
     vectors = 2
@@ -177,7 +179,7 @@ class FedYogi(FedOpt):
 
 
 class Moon(FedAvg):
-    """Loss + mu l_con: features are near the global model's, and far from the previous model's.
+    """Loss + mu l_con pulls features to the global model's, and away from the previous model's.
 
     The previous model is the client's own, after its last round (Li et al., 2021). A client without
     one trains without l_con. The term ignores `Local.sample_weights`.
@@ -190,8 +192,8 @@ class Moon(FedAvg):
 
     def prepare(self, local, theta, clients, memory):
         previous = recall(memory, "previous", clients, theta)
-        known = [float(int(m) in memory.get("previous", {})) for m in clients]
-        known = theta.new_tensor(known)
+        has_previous = memory.get("previous", {})
+        known = theta.new_tensor([int(m) in has_previous for m in clients])  # 1 or 0
         models = {"global": theta.expand_as(previous), "previous": previous}
         return replace(
             local,
@@ -223,7 +225,7 @@ class Moon(FedAvg):
 
 
 class Solo(FedAvg):
-    """No aggregation: every client keeps its own model. The mean of their accuracies is tested."""
+    """No aggregation: every client keeps its own model. The accuracy is the mean over these."""
 
     vectors = 0
 
@@ -265,8 +267,8 @@ def keep(memory: dict, name: str, clients: np.ndarray, rows: Tensor) -> None:
 def lengths(update: Update) -> Tensor:
     """Returns eta ||a_k||_1 (K, 1). w_0 - w_k divided by it is a gradient; plain SGD has eta T.
 
-    An eta too small for the weights' precision moves no weight, and nothing is divided by 0. Raises
-    UsageError if a client took no local step.
+    In the weights' precision a very small eta would be 0. Then this is the smallest number above 0.
+    Raises UsageError if a client took no local step.
     """
     if not update.steps.all():
         client = update.clients[update.steps == 0][0]

@@ -5,16 +5,16 @@ This is the client curriculum, Section 4 of "When Do Curricula Work in Federated
 it, with FedAvg, in one file.
 
 Algorithm 2 divides the data so that some clients are easy and some are hard. The server ranks all M
-clients by their mean loss. The easiest g(u) are the pool. Each of them takes part once, in random
-order, K clients a round. Then all are ranked again. A run has U client updates, and u of them are
-done. g grows from b M to M over the first a U updates. Within a client the data curriculum
-(Algorithm 1) may act as well, so there are two times two methods.
+clients by their mean loss. The easiest g(u) of them are the pool, where u is the number of client
+updates so far. Each client of the pool takes part once, in random order, K clients a round. Then
+all M are ranked again. A run has U client updates. g grows from b M to M over the first a U of
+them. The clients may also use the data curriculum (Algorithm 1), so there are four methods.
 
 How this differs from the paper, and why:
-- In Algorithm 2 a client's samples begin where the previous client's samples end. The paper's
+- Here a client's samples of a class begin where the previous client's end. In Algorithm 2 the
   cumsum begins one client later, so the last client would get samples that do not exist.
 - --f-ord may be 0, as in the paper's figures. Its default is 1, where clients differ most. The
-  preset of Figure 7 follows the authors' notebooks (FedProx, score E, 0.9).
+  preset of Figure 7 follows the authors' notebooks: FedProx, score E, --f-ord 0.9.
 - Consistency is the standard deviation of the raw loss inside a client. With scores that sum to 1
   it could not reach the paper's 0.5. The paper's 0.01 for IID clients needs --no-stratify.
 - Every round has K clients. If fewer of the pool are left, they begin the next round and go to the
@@ -25,8 +25,8 @@ How this differs from the paper, and why:
   --client-sampling uniform. Vanilla is the control of every client order. With clients in turn only
   order and pacing differ.
 - All methods have the same partition. In the paper the random and vanilla bars of Figure 5 equal
-  the bars of Figure 4. So its gain is not measured on one partition, and not against a random order
-  of clients. Here `random` selects a new random pool at each ranking.
+  the bars of Figure 4. So Figure 5's gain compares different partitions, and not with a random
+  order of clients. Here `random` selects a new random pool at each ranking.
 - The pacing functions are corrected. In the paper (Table 5) linear, quadratic and root end at
   N + (N - 1) b. There step ends at N + N b, and the exponential is N at once.
 - Clients and samples are sorted by ascending loss. The paper sorts by descending score 1 / loss,
@@ -118,7 +118,12 @@ class Config(experiment.Config):
         choices=("G", "E"),
         when=asks_score,
     )
-    f_ord: float = flag(1.0, "fraction of the data divided by difficulty (0: none)", low=0, high=1)
+    f_ord: float = flag(
+        1.0,
+        "fraction of each client's samples that Algorithm 2 gives by difficulty (0: none)",
+        low=0,
+        high=1,
+    )
     stratify: bool = flag(
         True, "divide within each class, so that clients keep their mix of labels"
     )
@@ -228,7 +233,8 @@ def reconstitute(shards, labels: np.ndarray, losses: np.ndarray, f_ord: float, r
 
     shards          disjoint index arrays, one for each client
     labels, losses  (n,) of all samples
-    f_ord           this fraction of N_ic is divided by difficulty. rng divides the rest at random
+    f_ord           client i gets f_ord N_ic samples of class c in the order of difficulty
+    rng             gives each client the rest at random
 
     Raises ValueError if a loss is not finite, or if f_ord is not from 0 to 1.
     """
@@ -241,7 +247,7 @@ def reconstitute(shards, labels: np.ndarray, losses: np.ndarray, f_ord: float, r
         D_c = D_c[np.argsort(losses[D_c], kind="stable")]  # easy first
         N_c = np.array([(labels[shard] == c).sum() for shard in shards])
         id_c = np.cumsum(N_c) - N_c  # where client i's block begins
-        ordered = np.floor(f_ord * N_c + 1e-9).astype(int)  # 1e-9: .29 of 100 is 29, not 28
+        ordered = np.floor(f_ord * N_c + 1e-9).astype(int)  # 1e-9: 0.29 of 100 is 29, not 28
         for i, begin in enumerate(id_c):
             dealt[i].append(D_c[begin : begin + ordered[i]])
         taken = np.concatenate([parts[-1] for parts in dealt])  # of class c
@@ -289,14 +295,23 @@ def pool_size(config: Config, u: int) -> int:
 
 
 def draw_pool(config, fl: common.Federation, t: int, L: np.ndarray, size: int) -> np.ndarray:
-    """Returns the first `size` clients by the client order and mean losses L (M,), shuffled."""
+    """Returns the first `size` clients by the client order and mean losses L (M,), shuffled.
+
+    Under --client-sampling uniform it returns the K random clients of this round alone.
+    """
     if takes_all_clients(config) and config.client_sampling == "uniform":
         return fl.select(t, config.clients_per_round)
     if config.client_order == "anti":
         L = -L
     ranked = sort_clients(L, fl.streams("client ties", t))
-    pool = np.sort(ranked[:size])  # so that the shuffle depends on nothing but who is in
+    pool = np.sort(ranked[:size])  # so that only who is in changes the shuffle
     return fl.streams("pool", t).permutation(pool)
+
+
+def sort_clients(difficulty: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Returns the clients (M,) by ascending difficulty; equal ones are in random order."""
+    shuffled = rng.permutation(len(difficulty))
+    return shuffled[np.argsort(difficulty[shuffled], kind="stable")]
 
 
 def fill_queue(queue: list[int], pool: np.ndarray) -> list[int]:
@@ -306,12 +321,6 @@ def fill_queue(queue: list[int], pool: np.ndarray) -> list[int]:
     """
     waits = np.isin(pool, queue)
     return [*queue, *pool[~waits].tolist(), *pool[waits].tolist()]
-
-
-def sort_clients(difficulty: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the clients (M,) by ascending difficulty; equal ones are in random order."""
-    shuffled = rng.permutation(len(difficulty))
-    return shuffled[np.argsort(difficulty[shuffled], kind="stable")]
 
 
 # ----------------------------------------------------------------------------- the data curriculum
@@ -376,14 +385,14 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
     batch_size  numbers in a batch; more than N are taken as N. They are places in `difficulty`
     steps       how many batches there are
     pacing      step -> how many samples are admitted: a whole number, at least 1, not a fraction
-    rng         a NumPy generator, or a seed, for the batches and for the order of equal samples
-    ties        another one for the order of equal samples
+    rng         a NumPy generator, or a seed, for the batches
+    ties        the same for the order of equal difficulties. Without it, rng decides this order
 
     Each admitted sample comes once, in random order, before any comes again. If such a pass ends
     within a batch, the next one begins, over the samples that are admitted by then. So a sample
     waits for the end of the pass in which it was admitted. Iterating is one local round: pacing
     begins at step 0. For new difficulties make a new sampler. Raises ValueError if a difficulty is
-    NaN, if there is no sample, if batch_size is below 1, or if pacing returns anything else.
+    NaN, if there is no sample, if batch_size is below 1, or if pacing returns another number.
     """
 
     def __init__(self, difficulty, batch_size: int, steps: int, pacing, rng, ties=None):
@@ -411,14 +420,14 @@ class CurriculumBatchSampler(torch.utils.data.Sampler):
                 if not count >= 1 or count % 1:
                     raise ValueError(f"pacing({step}) is {count}: wanted a whole number of samples")
                 admitted = self.easy_first[: int(count)]
-                admitted = np.sort(admitted)  # who is in decides what is random, not their order
+                admitted = np.sort(admitted)  # so that only who is in changes the batches
                 queue = np.concatenate([queue, self.rng.permutation(admitted)])
             yield queue[: self.batch_size].tolist()
             queue = queue[self.batch_size :]
 
 
 def falling_lr(config: Config, steps: int) -> np.ndarray:
-    """Returns eta_i = eta (1 + alpha i)^-p of each local step i, (steps,), which begins at 0."""
+    """Returns eta_i = eta (1 + alpha i)^-p of each local step (steps,); i begins at 0."""
     i = np.arange(steps)
     return config.lr * (1 + config.lr_alpha * i) ** -config.lr_power
 
@@ -426,9 +435,10 @@ def falling_lr(config: Config, steps: int) -> np.ndarray:
 def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tuple[int, int]:
     """Returns how many clients get a model to score with in round t, and the numbers they send.
 
-    Under G all M clients get theta whenever they are ranked. Those that are then selected get it a
-    second time, to train from it. If the base sends no models (solo), they score with their own.
-    The expert is sent once, because its scores never change.
+    is_short says whether round t needed a new pool, for which the clients were ranked. Under G
+    all M clients get theta whenever they are ranked. Those that are then selected get it a second
+    time, to train from it. If the base sends no models (solo), they score with their own. The
+    expert is sent once, because its scores never change.
     """
     scorers = 0
     numbers = 0
@@ -464,7 +474,7 @@ def plot(df, folder) -> None:
 # # is a remark for --list-presets.
 PAPER = "--dataset cifar10 --clients 100 --clients-per-round 10 --rounds 100 --epochs 10"
 CIFAR10 = f"{PAPER} --lr 0.001 --lr-alpha 0.001 --expert-epochs 20"
-BETAS = "--alpha 0.2 0.05"
+BETAS = "--alpha 0.2 0.05"  # beta in the paper
 IID = "--partition iid --no-stratify"
 NEITHER = f"{CIFAR10} --client-order vanilla --data-order vanilla"
 DATA = f"{NEITHER} --data-order curriculum anti random vanilla --score E --f-ord 0 1"
@@ -475,7 +485,7 @@ DEALT = f"{NEITHER} --rounds 1 --epochs 1 --f-ord 0 1"
 PRESETS = {
     "consistency": f"{DEALT} {BETAS}  # std of the expert's loss inside clients",
     "consistency-iid": f"{DEALT} {IID}",
-    "fig4": f"{DATA} {BETAS}  # data curriculum with similar clients, and with different ones",
+    "fig4": f"{DATA} {BETAS}  # data curriculum, low and high consistency",
     "fig4-iid": f"{DATA} {IID}",
     "fig5": f"{CLIENTS} {BETAS}  # client curriculum",
     "fig5-iid": f"{CLIENTS} {IID}",

@@ -7,13 +7,13 @@ plain/fedac_art.py explains it, with FedAvg, in one file.
 Before training, every client clusters its own images, class by class, with Fuzzy ART. The samples
 of small clusters, P1, are hard or noisy. The samples of large clusters, P2, are easy. In the
 cross-entropy P1 has the weight 0.5 and P2 the weight 1. These weights are the curriculum. They stay
-the same in all rounds. --base says how clients train and what is averaged. In the paper it is solo,
-which never averages, fedavg, fedprox or moon. The weights leave a base's own terms of the loss
-alone.
+the same in all rounds. --base says how clients train and what is averaged. In the paper it is
+fedavg, fedprox, moon, or solo, where nothing is averaged. The weights multiply the cross-entropy
+only, and no term that a base adds.
 
 How this differs from the paper, and why:
-- A sample may join only clusters of its own label. In Eq. 1 the similarity to the other clusters is
-  0, which passes the test, >= rho, if rho is 0.
+- A sample may join only clusters of its own label. In Eq. 1 a cluster of another label has the
+  value 0. So at rho = 0 it is a candidate, too.
 - Fuzzy ART clusters pixels. The paper says "multi-channel clustering" of "similar features", and no
   more. results/fedac_art/controls.py compares pixels with features.
 - The paper gives no rho. Here it is 0.35, and 0.6 for grey images, which gives clusters of 8 to 20
@@ -57,6 +57,8 @@ from data import Data, UsageError, epochs_of_batches
 from experiment import flag
 from nets import Model, arrange
 
+METHODS = ("fedac", "base")
+
 
 def is_weighted(config) -> bool:
     """Whether this method has the curriculum."""
@@ -74,9 +76,6 @@ def is_not_solo(config) -> bool:
 
 def is_not_moon(config) -> bool:
     return config.base != "moon"
-
-
-METHODS = ("fedac", "base")
 
 
 @dataclass
@@ -165,10 +164,10 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
         batches = draw_batches(config, fl, t, clients)
-        options = augmentation(config, fl, t, clients, batches)
+        changes = augmentation(config, fl, t, clients, batches)
         if is_weighted(config):
-            options["sample_weights"] = weigh_clients(config, fl, clients, batches, P1)  # Eq. 8
-        update = fl.train(state, t, clients, batches, **options)
+            changes["sample_weights"] = weigh_clients(config, fl, clients, batches, P1)  # Eq. 8
+        update = fl.train(state, t, clients, batches, **changes)
         state["theta"] = fl.aggregate(state, update)
         if t + 1 == config.rounds:
             state["hidden"] = hidden_of_clients(fl, update)  # for Fig. 6
@@ -184,7 +183,7 @@ def generate_curriculum(config: Config, fl: common.Federation) -> np.ndarray:
     rho = vigilance(config, fl.data)
     P1 = np.zeros(len(x), dtype=bool)
     for m, shard in enumerate(fl.shards):
-        rng = fl.streams("presentation", m, 0)
+        rng = fl.streams("presentation", m, 0)  # 0: controls.py also tries other orders, 1, 2, ..
         clusters = cluster_client(
             x[shard], fl.labels[shard], rng, rho, config.art_alpha, config.art_beta
         )  # Eq. 4
@@ -204,7 +203,7 @@ def vigilance(config: Config, data: Data) -> float:
 
 
 def pixels(data: Data) -> np.ndarray:
-    """Returns what is clustered, (n, d): the training images, or floats scaled to [0, 1]."""
+    """Returns what is clustered, (n, d): bytes as they are, or floats scaled to [0, 1]."""
     x = data.x_train
     if x.dtype != torch.uint8:
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -327,7 +326,10 @@ def local_epochs(config: Config, t: int) -> int:
 
 
 def weigh_clients(config, fl: common.Federation, clients, batches, P1) -> list[np.ndarray]:
-    """Returns sample weights (T_k, B) of each client's batches; no meaning where these are -1."""
+    """Returns sample weights (T_k, B) of each client's batches. Where a batch has -1, ignore them.
+
+    A client whose weights are all 0 trains with weights 1, in both reductions.
+    """
     weights = []
     w_small = config.w_small
     w_large = config.w_large
@@ -401,7 +403,10 @@ def draw_changes(kind: str, shape: tuple, rng: np.random.Generator) -> dict[str,
 
 
 def change_images(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
-    """Moves each image by `shift`, flips it if `flip`, then turns it by `angle`: nearest pixels.
+    """Crops each image at `shift`, flips it if `flip`, then turns it by `angle`: nearest pixels.
+
+    shift (1, 2) moves the crop 1 pixel down and 2 to the right, so the content goes up and left. A
+    positive angle turns counter-clockwise.
 
     x      (K, n, H, W, C): normalised images
     extra  entries for full batches. A short batch takes the first n
@@ -437,7 +442,11 @@ def hidden_of_clients(fl: common.Federation, update: common.Update) -> dict:
     y = fl.data.y_test.cpu().numpy()
     rng = fl.streams("shown images")
     classes = np.sort(rng.permutation(np.unique(y))[:10])
-    samples = np.concatenate([rng.permutation(np.flatnonzero(y == c))[:10] for c in classes])
+    samples = []
+    for c in classes:
+        of_class = rng.permutation(np.flatnonzero(y == c))
+        samples.append(of_class[:10])
+    samples = np.concatenate(samples)
     rng = fl.streams("shown clients")
     rows = np.sort(rng.permutation(len(update.clients))[:3])
 
@@ -474,7 +483,8 @@ def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
         tables = []
         for run in runs:
             if run.trial == 0:
-                points = embed(**run.load()["state"]["hidden"])
+                hidden = run.load()["state"]["hidden"]  # of `hidden_of_clients`
+                points = embed(**hidden)
                 tables.append(points.assign(method=run.method))
         if not tables:
             continue
@@ -525,10 +535,9 @@ ALPHAS = "--alpha 0.3 0.5"
 PRESETS = {
     "table2": f"{CIFAR10} {ALPHAS} --projection {BASES} moon  # all with MOON's head",
     "table2-cifar100": f"{CIFAR100} {ALPHAS} --projection {BASES}  # MOON: table2-moon-cifar100",
-    "table2-moon-cifar100": f"{MOON} {ALPHAS}  # with its own mu",
+    "table2-moon-cifar100": f"{MOON} {ALPHAS}  # with its own mu; Table 3 has the same runs",
     "table3": f"{CIFAR10} {ALPHAS} --base solo fedprox moon",
-    "table3-cifar100": f"{CIFAR100} {ALPHAS} --base solo fedprox  # MOON: table3-moon-cifar100",
-    "table3-moon-cifar100": f"{MOON} {ALPHAS}  # the same runs as table2-moon-cifar100",
+    "table3-cifar100": f"{CIFAR100} {ALPHAS} --base solo fedprox  # MOON: table2-moon-cifar100",
     "fig2": f"{CIFAR10} --method base --projection --base fedavg fedprox moon  # the first rounds",
     "fig5": f"--dataset cifar10 cifar100 {ALPHAS} --method base --rounds 1  # partition.png",
     "fig6": f"{CIFAR10}  # t-SNE of local features",

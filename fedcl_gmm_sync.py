@@ -28,12 +28,12 @@ How this differs from the paper, and why:
   baselines. Only clients that trained are checked. Line 20 checks all of M_l, the clients that are
   not frozen.
 - p(y) and the pool leave out clients that have not trained yet: they have sent nothing. c_k counts
-  the batches of a client's last round (line 10). Eq. 15 counts all of D_k. Batches are full: the
-  rest of a pass over the samples is left out.
+  the batches of a client's last round (line 10). Eq. 15 counts all its samples. Batches are full:
+  the rest of a pass over the samples is left out.
 - The pool beta (line 18) is made before the generator learns (line 17), so both belong to this
   round. In the first round the generator has learnt nothing, and there are no features.
 - Lines 19 and 21 each sample the mixtures. Here the same scores make the pool and are compared with
-  its quantile. The numbers L = 3 and N_k = 320 are ours.
+  its quantile. L = 3 Gaussians and 320 scores are our choice.
 - G also learns from exp(-mean d_z d_epsilon) with the weight 1. Eq. 18 has no such term. Section
   V-B mentions a "diversity loss" without a formula. FedGen's code has this one. The method
   fedcl-nodiversity of results/fedcl_gmm_sync/controls.py leaves it out.
@@ -48,9 +48,9 @@ How this differs from the paper, and why:
 - By default the clients hold all of the training set. In the presets they hold half, as in the
   paper. The presets' EMNIST is the letters, as in FedGen. The paper's counts are of emnist-byclass.
   A client of CelebA is one celebrity, which the paper's clients are not.
-- Accuracy is the mean of the last ten rounds on the whole test set. The paper's code asks each
-  client for all test samples of its labels, and pools these over clients. This is the column
-  own_pooled. Then it averages the five best rounds.
+- Accuracy is measured on the whole test set, after the last round and as the mean of the last ten.
+  The paper's code asks each client for all test samples of its labels, and pools these over
+  clients. This is the column own_pooled. Then the paper's code averages the five best rounds.
 """
 
 import functools
@@ -73,11 +73,12 @@ from nets import LINEAR_HEAD, Linear
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
 NUMBERS_OF_A_MIXTURE = 9  # alpha, mu, sigma^2 of three Gaussians
-DRAWS = 320  # random scores that the server takes from each client's mixture
+DRAWS = 320  # N_k: how many random scores the server takes from each client's mixture
 NOISE = 32  # length of epsilon
 TEACHING_STEPS = 50  # of Adam on the generator, in a round
 TEACHING_BATCH = 128
-TEACHING_LR = 1e-4  # falls by a fiftieth each round
+TEACHING_LR = 1e-4
+TEACHING_DECAY = 0.98  # TEACHING_LR is multiplied by this after every round
 
 
 def is_fedcl(config) -> bool:
@@ -99,7 +100,7 @@ class Config(experiment.Config):
     v and the thresholds are Table VI's best.
     """
 
-    computed = ("base",)  # not annotated, so no option
+    computed = ("base",)  # `__post_init__` sets this option
 
     model: str = "fedgen-cnn"
     clients: int = 20
@@ -109,7 +110,9 @@ class Config(experiment.Config):
     min_size: int = 32
     per_client: bool = True
     epochs: int = flag(1, "not used here: --local-steps is", low=1)
-    base: str = flag("fedavg", "not used here: --method decides", choices=("fedavg",))
+    base: str = flag(
+        "fedavg", "not used here, since --method decides; the only value is", choices=("fedavg",)
+    )
     mu: float = flag(0.1, "weight of the proximal term of fedprox", low=0)
 
     method: str = flag("fedcl", "FedCL and its baselines", sweep=METHODS, choices=METHODS)
@@ -117,7 +120,9 @@ class Config(experiment.Config):
     data_share: float = flag(
         1.0, "fraction of the training set that the clients hold (the paper: half)", above=0, high=1
     )
-    tau: float = flag(10.0, "loss between easy and hard samples", above=0, high=1e6, when=is_fedcl)
+    tau: float = flag(
+        10.0, "loss that separates easy from hard samples", above=0, high=1e6, when=is_fedcl
+    )
     lam: float = flag(0.5, "lambda of Eq. 7 (1e9: all confidences are 1)", above=0, when=is_fedcl)
     thresholds: str = flag(
         "0.8,0.6,0.2", "S, the phases' T, falling, with commas between them", when=is_fedcl
@@ -160,9 +165,10 @@ class Config(experiment.Config):
         if data.mean is None:
             raise UsageError(f"--dataset {self.dataset}: this script reads images; {IS_TEXT}")
         n = len(data.y_train)
-        held = np.sort(streams("share").permutation(n)[: round(self.data_share * n)])
+        count = round(self.data_share * n)
+        held = np.sort(streams("share").permutation(n)[:count])
         owner = None if data.owner is None else data.owner[held]
-        low, high = data.limits  # these become -1 and 1, so a byte b (b - 127.5) / 127.5
+        low, high = data.limits  # these become -1 and 1: a byte b becomes (b - 127.5) / 127.5
         middle = (low + high) / 2
         half = (high - low) / 2
         x = data.x_train[held]
@@ -205,8 +211,8 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         state["label_counts"] |= count_batch_labels(fl, clients, batches)  # line 10: c_k
         state["theta"] = average(fl, state["theta"], state["frozen"], update)  # line 16: Eq. 21
         if is_fedcl(config):
-            state["mixtures"] |= fit_mixtures(config, fl, t, update)  # line 13: D_k
-            scores = sample_mixtures(fl, state["mixtures"], t)  # line 21: N_k
+            state["mixtures"] |= fit_mixtures(config, fl, t, update)  # line 13: D_k^cl
+            scores = sample_mixtures(fl, state["mixtures"], t)  # line 21: the sets N_k
             state["pool"] = pool_scores(scores)  # lines 18 and 19: the distribution beta
         state |= teach(config, fl, state, t)  # line 17: Eq. 18
         if is_fedcl(config):
@@ -222,7 +228,7 @@ def begin() -> dict:
         "phase": 0,  # counted from 0
         "phase_began": 0,  # the round in which it began
         "frozen": {},  # M_f: theta (P,) of each client, as it was when the client froze
-        "mixtures": {},  # D_k: alpha, mu, sigma^2 of each client that has trained
+        "mixtures": {},  # D_k^cl: alpha, mu, sigma^2 of each client that has trained
         "pool": [],  # the random scores of all clients, sorted: the distribution beta
         "label_counts": {},  # c_k (C,)
         "generator": None,  # G's weights; with "adam", Adam's moments, once it has learnt
@@ -306,7 +312,7 @@ def confidence_loss(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
 
 
 def confidence(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
-    """Returns s* = exp(-W(b / 2)) with b = (l - tau) / lambda, the local minimum of Eq. 7.
+    """Returns s* = exp(-W(b / 2)) with b = (ce - tau) / lam, the local minimum of Eq. 7.
 
     It is e if b < -2 / e, where there is no minimum. No gradient flows through s*.
     """
@@ -331,8 +337,42 @@ def lambert_w(y: torch.Tensor) -> torch.Tensor:
     return w
 
 
+def traffic(config, fl, state: dict, update: training.Update) -> dict:
+    """Returns the columns of `fl.cost`. In addition to models, clients send c_k and D_k^cl.
+
+    From the second round on they receive G, p(y) and all mixtures.
+    """
+    C = fl.data.classes
+    received = 0
+    if state["generator"]:  # the clients get beta as its mixtures, and the seed of the scores
+        weights = sum(tensor.numel() for tensor in state["generator"].values())
+        received = weights + C + NUMBERS_OF_A_MIXTURE * len(state["mixtures"])  # FedGen has none
+    sent = C + NUMBERS_OF_A_MIXTURE * is_fedcl(config)
+    K = len(update.clients)
+    return fl.cost(update, K * received, K * sent)
+
+
+def count_batch_labels(fl, clients: np.ndarray, batches: list) -> dict[int, list]:
+    """Returns c_k (C,): how many samples of each class were in a client's batches."""
+    counts = {}
+    for m, schedule in zip(clients, batches, strict=True):
+        labels = fl.labels[schedule[schedule >= 0]]
+        counts[int(m)] = np.bincount(labels, minlength=fl.data.classes).tolist()
+    return counts
+
+
+def average(fl, theta: Tensor, frozen: dict[int, Tensor], update: training.Update) -> Tensor:
+    """Returns the mean (P,) of the frozen clients' weights and of this round's weights (Eq. 21).
+
+    `fl.aggregate` would weigh by samples, and knows no frozen clients. theta (P,) is what the
+    clients received. Layers with requires_grad=False keep its weights.
+    """
+    thetas = torch.stack([*frozen.values(), *update.gather_thetas()])
+    return fl.model.keep_frozen(thetas.mean(0), theta)
+
+
 def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]:
-    """Returns D_k of each client: the mixture of its own model's scores of all its samples."""
+    """Returns D_k^cl of each client: the mixture of its own model's scores of all its samples."""
     clients = update.clients
     shards = [fl.shards[m] for m in clients]
     # one model at a time: shards have different sizes, and padding them costs more
@@ -376,39 +416,8 @@ def mixture(scores: np.ndarray, seed: int, L: int = 3) -> list[list[float]]:
     return [part.tolist() for part in parts]
 
 
-def count_batch_labels(fl, clients: np.ndarray, batches: list) -> dict[int, list]:
-    """Returns c_k (C,): how many samples of each class were in a client's batches."""
-    counts = {}
-    for m, schedule in zip(clients, batches, strict=True):
-        labels = fl.labels[schedule[schedule >= 0]]
-        counts[int(m)] = np.bincount(labels, minlength=fl.data.classes).tolist()
-    return counts
-
-
-def traffic(config, fl, state: dict, update: training.Update) -> dict:
-    """Returns the round's megabytes. Besides models, G, p(y) and mixtures go down; c_k, D_k up."""
-    C = fl.data.classes
-    received = 0
-    if state["generator"]:  # the clients get beta as its mixtures, and the seed of the scores
-        weights = sum(tensor.numel() for tensor in state["generator"].values())
-        received = weights + C + NUMBERS_OF_A_MIXTURE * len(state["mixtures"])  # FedGen has none
-    sent = C + NUMBERS_OF_A_MIXTURE * is_fedcl(config)
-    K = len(update.clients)
-    return fl.cost(update, K * received, K * sent)
-
-
-def average(fl, theta: Tensor, frozen: dict[int, Tensor], update: training.Update) -> Tensor:
-    """Returns the mean (P,) of the frozen clients' weights and of this round's weights (Eq. 21).
-
-    `fl.aggregate` would weigh by samples, and knows no frozen clients. theta (P,) is what the
-    clients received: frozen layers stay as there.
-    """
-    thetas = torch.stack([*frozen.values(), *update.gather_thetas()])
-    return fl.model.keep_frozen(thetas.mean(0), theta)
-
-
 def sample_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
-    """Returns N_k (320,): the server's random scores from the latest mixture of every client."""
+    """Returns the set N_k of each client: DRAWS random scores (320,) from its latest mixture."""
     scores = {}
     for m in sorted(mixtures):
         scores[m] = draw_scores(mixtures[m], DRAWS, fl.streams("pool", t, m))
@@ -496,7 +505,7 @@ def build_generator(config, fl, state: dict) -> nn.Sequential:
         torch.manual_seed(fl.streams.seed("generator"))
         first = nn.Linear(NOISE + fl.data.classes + 1, hidden)
         last = nn.Linear(hidden, fl.model.skeleton.head.in_features)  # F
-    if not is_fedcl(config):  # drop the weights of the last input, difficulty
+    if not is_fedcl(config):  # FedGen begins with the same weights, but has no input for difficulty
         first.weight = nn.Parameter(first.weight[:, :-1].detach().clone())
     G = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), last)
     G = G.to(fl.model.device, fl.model.dtype)
@@ -522,7 +531,7 @@ def sample_conditions(
 
     counts   (C,): how many samples of each class were in the clients' batches
     pool     (n,): the scores. It is empty if G gets none
-    rng_...  NumPy's random generators. All methods use the same labels and noise
+    rng_...  NumPy generators. With a score or without, labels and noise are the same
 
     The input is (*shape, NOISE + C + 1), or one less without a score.
     """
@@ -563,7 +572,7 @@ def teach(config, fl, state: dict, t: int, diversity: float = 1.0) -> dict:
     adam = torch.optim.Adam(G.parameters(), weight_decay=1e-2)
     if state["generator"]:
         adam.load_state_dict(state["adam"])
-    adam.param_groups[0]["lr"] = TEACHING_LR * 0.98**t
+    adam.param_groups[0]["lr"] = TEACHING_LR * TEACHING_DECAY**t
     shape = (TEACHING_STEPS, TEACHING_BATCH)
     labels, conditions = draw_conditions(config, fl, state, shape, "teaching", t)
     for y, condition in zip(labels, conditions, strict=True):
@@ -590,7 +599,7 @@ def similarity(z: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
 
 
 def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run) -> None:
-    """FedAvg and five methods that change one thing of it.
+    """FedAvg and four methods that change one thing of it.
 
     FedProx has a base with a further term. FedEnsemble is tested as an ensemble. FedDistill's
     clients send mean logits and keep their models. FedDistill+ averages the models, too.
@@ -648,7 +657,7 @@ class Ensemble(common.Federation):
     """A federation in which FedEnsemble tests all models as one: the mean of their logits."""
 
     def predict(self, state: dict):
-        """Returns the logits (n, C) of every model that is tested."""
+        """Returns what `common.Federation` returns; under FedEnsemble the mean logits [(n, C)]."""
         if "ensemble" not in state:
             return super().predict(state)
         models = state["ensemble"]
@@ -693,11 +702,11 @@ PRESETS = {  # command lines, each perhaps with a remark for --list-presets
     "table1": f"{MNIST} --thresholds 0.9,0.6,0.3 --v 0.8  # S and v of Table I",
     "table2-mnist": f"{MNIST} --alpha 0.05 0.1 1  # Fig 3",
     "table2-emnist": f"{EMNIST} --alpha 0.05 0.1 1 10 --local-steps 20 40  # Fig 5",
-    "table2-celeba": f"{FACES} --clients 10 25 --clients-per-round 5  # Fig 4",
-    "table2-celeba-10": f"{FACES} --clients 25 --clients-per-round 10",
+    "table2-celeba": f"{FACES} --clients 10 25 --clients-per-round 5  # r: 5/10, 5/25, Fig 4",
+    "table2-celeba-10": f"{FACES} --clients 25 --clients-per-round 10  # r: 10/25",
     "table3": f"{MNIST} --alpha 0.05 0.1 1 10  # its MNIST rows; table2-* write the others. Fig 6",
-    "table4": f"{ABLATION} --phase-quorum 0.6 0.7 0.8 0.9",
-    "table5": f"{ABLATION} --thresholds {NUMBERS_OF_PHASES}",
+    "table4": f"{ABLATION} --phase-quorum 0.6 0.7 0.8 0.9  # quorum",
+    "table5": f"{ABLATION} --thresholds {NUMBERS_OF_PHASES}  # 2, 3, 4, 5 phases",
     "table6-lambda": f"{ABLATION} --lam 0.2 0.5 0.8 1",
     "table6-tau": f"{ABLATION} --tau 5 10 15 20",
     "table6-s": f"{ABLATION} --thresholds 0.8,0.6,0.4,0.2 0.7,0.5,0.3 0.8,0.6,0.2 0.8,0.4",

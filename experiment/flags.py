@@ -317,7 +317,8 @@ def make_parser(config_class, presets: dict, example: str) -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--preset", choices=presets, metavar="NAME", help="see --list-presets")
-    parser.add_argument("--list-presets", action="store_true", help="print the presets and exit")
+    words = "print the presets and exit; of an option given twice, the last one counts"
+    parser.add_argument("--list-presets", action="store_true", help=words)
     own = parser.add_argument_group("options of this script")
     shared = parser.add_argument_group("options of every script")
     for name in config_class.__dataclass_fields__:

@@ -86,13 +86,21 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
             targets[trial] = values["final"]
         if trial in targets:
             values["rounds_to_target"], _ = first_at(run, targets[trial])
-        if "own_pooled" in run and run.own_pooled.notna().any():
-            values["best5_pooled"] = run.own_pooled.nlargest(5).mean()
-        if "rank_correlation" in run and run.rank_correlation.notna().any():
-            values["rank_correlation"] = run.rank_correlation.mean()
+        values |= of_multi_phase(run)
         for measure, value in values.items():
             rows.append((*key, measure, value))
     return pd.DataFrame(rows, columns=[*KEYS, "measure", "value"])
+
+
+def of_multi_phase(run: pd.DataFrame) -> dict[str, float]:
+    """Returns the measures of fedcl_gmm_sync's columns, if a run has them."""
+    run = run.dropna(axis="columns", how="all")
+    values = {}
+    if "own_pooled" in run:
+        values["best5_pooled"] = run.own_pooled.nlargest(5).mean()
+    if "rank_correlation" in run:
+        values["rank_correlation"] = run.rank_correlation.mean()
+    return values
 
 
 def first_at(run: pd.DataFrame, goal: float) -> tuple[float, float]:
