@@ -297,25 +297,28 @@ def refuse_state(model, x: Tensor) -> None:
     change them. What lies outside the model's modules (closures, global names, Python's random) is
     not seen.
     """
-    layers = model.by_layer(model.init(0)[None])
-    net = model.bind(layers, training=True, grad=True)
+    theta = model.init(0)
+    if not is_same(theta, model.init(0)):
+        raise UsageError("its initial weights differ each time; wanted random numbers of torch")
+    net = model.bind(model.by_layer(theta[None]), training=True, grad=True)
     before = remember(model, net)
     logits = net.head(net.features(x))
     refuse_unused(model, net, logits.sum())
-    after = remember(model, net)
-    for name, module in after:
-        if after[name, module] != before.get((name, module)):
-            name = name.removeprefix("net.")
-            wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
-            raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
-    weights = model.by_layer(model.init(0)[None])
-    tested = model.by_layer(model.init(0)[None])
-    net = model.bind(tested)
+    for name in changed(before, remember(model, net)):
+        wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
+        raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
+    layers = model.by_layer(model.init(0)[None])
+    weights = [layer.clone() for layer in layers]
+    net = model.bind(layers)
+    before = remember(model, net)
     net.head(net.features(x))
-    for name, before, after in zip(model.shapes, weights, tested, strict=True):
-        if not torch.equal(before, after):
-            name = name.removeprefix("net.")
-            raise UsageError(f"a test changes self.{name}; wanted this only if self.training")
+    names = changed(before, remember(model, net))
+    for name, old, new in zip(model.shapes, weights, layers, strict=True):
+        if not is_same(old, new):
+            names.append(name.removeprefix("net."))
+    for name in names:
+        wanted = "wanted this only if self.training; a layer's max_norm must be left out"
+        raise UsageError(f"a test changes self.{name}; {wanted}")
 
 
 def refuse_mixing(model, x: list[Tensor], batch: Tensor, K: int) -> None:
@@ -325,8 +328,10 @@ def refuse_mixing(model, x: list[Tensor], batch: Tensor, K: int) -> None:
     batch  all of them for each of K clients. A model that is random in a test is not judged
     """
     thetas = torch.stack([model.init(k) for k in range(K)])
+    places = torch.arange(model.size, device=thetas.device)
+    thetas += 0.01 * places.cos()  # a last layer of zeros hides what is before it
     alone = logits_alone(model, thetas, x)
-    if not torch.equal(alone, logits_alone(model, thetas, x)):
+    if not alone.isfinite().all() or not torch.equal(alone, logits_alone(model, thetas, x)):
         return
     net = model.bind(thetas)
     try:
@@ -337,7 +342,8 @@ def refuse_mixing(model, x: list[Tensor], batch: Tensor, K: int) -> None:
             raise
         is_equal = False
     if model.is_plain and not is_equal:
-        raise UsageError("in a test the logits of a sample depend on the other samples")
+        cause = "is batch_first=True missing, or track_running_stats=False set?"
+        raise UsageError(f"in a test the logits of a sample depend on the other samples; {cause}")
     if not is_equal:
         raise UsageError("a layer of its Net mixes clients or samples; wanted layers from nets")
 
@@ -350,6 +356,20 @@ def logits_alone(model, thetas: Tensor, x: list[Tensor]) -> Tensor:
         logits = [net.head(net.features(sample)) for sample in x]
         of_clients.append(torch.cat(logits, 1))
     return torch.cat(of_clients)
+
+
+def is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same entries. NaN is the same as NaN."""
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def changed(before: dict, after: dict) -> list[str]:
+    """Returns the names of the attributes that are others now, or new."""
+    names = []
+    for key, value in after.items():
+        if value != before.get(key):
+            names.append(key[0].removeprefix("net."))
+    return names
 
 
 def remember(model, net: nn.Module) -> dict:
@@ -367,8 +387,9 @@ def remember(model, net: nn.Module) -> dict:
             if attribute in torchs_own or attribute.startswith("_flat_weight"):  # of torch's LSTM
                 continue
             if isinstance(value, Tensor):
-                version = 0 if name in model.shapes else value._version
-                found[name, module] = (id(value), version)
+                is_averaged = name in model.shapes or name in model.ties
+                version = 0 if is_averaged else value._version
+                found[name, module] = (frozenset([value]), version)  # equal for the same tensor
             elif attribute != "leaves":
                 found[name, module] = content(value)
     return found

@@ -684,13 +684,16 @@ def plot(df, folder: Path) -> None:
 
 
 def rounds_to_fedavg(df):
-    """Returns the first tested round at FedAvg's final accuracy, and its uploads, of each run."""
+    """Returns the first tested round at FedAvg's final accuracy, and its uploads, of each run.
+
+    A run that does not reach it has NaN.
+    """
     trial = ["setting", "trial"]
     tested = df.dropna(subset="accuracy")
     goal = tested[tested.method == "fedavg"].groupby(trial).accuracy.last()
-    tested = tested.join(goal.rename("goal"), on=trial)
-    reached = tested[tested.accuracy >= tested.goal]
-    return reached.groupby(report.RUN, sort=False)[["round", "uploads"]].first()  # of each run
+    tested = tested.join(goal.rename("goal"), on=trial).dropna(subset="goal")
+    tested.loc[tested.accuracy < tested.goal, ["round", "uploads"]] = math.nan
+    return tested.groupby(report.RUN, sort=False)[["round", "uploads"]].first()  # but NaN
 
 
 MNIST = "--dataset mnist --data-share 0.5 --rounds 200"

@@ -31,6 +31,7 @@ from . import report
 from .disk import (
     choose_folder,
     claim,
+    files_in,
     files_of_before,
     locked,
     refuse_files,
@@ -204,12 +205,12 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
     if "dataset" in script.swept:
         dataset = "several data sets"  # each setting names its own
     tables = ["metrics.csv", "table.csv"]
-    old_files = {*files_of_before(script.folder)} - {*tables}
-    with written_aside(script.folder, ["summary.json"]) as folder:  # which would be an old one
+    old_files = [*files_of_before(script.folder), "summary.json"]  # it names the others
+    with written_aside(script.folder, old_files) as folder:
         trials = f"{first.config.trials} trial" + "s" * (first.config.trials > 1)
         df = report.write_metrics(rows, folder, f"{dataset}, {trials}")
         results = report.write_results(df, folder)
-    with written_aside(script.folder, old_files) as folder:
+    with written_aside(script.folder) as folder:
         report.plot_partition(counts, folder, dataset)
         if any(finite.values()):
             df = report.without_diverged(df)
@@ -222,8 +223,7 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
         summary = about | {"swept": script.swept, "config": configs} | first.environment
         if first.device == "cuda":
             summary["card"] = torch.cuda.get_device_name()
-        files = [path.name for path in folder.iterdir()]
-        summary["files"] = sorted([*tables, *files, "summary.json"])
+        summary["files"] = sorted([*tables, *files_in(folder), "summary.json"])
         text = json.dumps(summary | results)
         in_words = json.loads(text, parse_constant=str)  # JSON has no infinity
         (folder / "summary.json").write_text(json.dumps(in_words, indent=1))

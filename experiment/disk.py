@@ -12,6 +12,7 @@ import re
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,7 +30,11 @@ from .terminal import say
 
 
 SAVED = "tensors, NumPy arrays of numbers, and plain Python"
-NUMPY = [np.ndarray, np.dtype]  # what torch.load must know to read NumPy's arrays and numbers
+NUMPY = [
+    np.ndarray,
+    np.dtype,
+    bytes,
+]  # what torch.load must know to read arrays
 NUMPY += [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
 NUMPY += [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + "?efdFDSU"]
 torch.serialization.add_safe_globals(NUMPY)
@@ -65,6 +70,12 @@ def save(path: Path, fingerprint: dict, content) -> None:
 def file_label(name: str) -> str:
     """Returns a name that any file may have."""
     return re.sub(r"[^\w.=+,-]", "-", name.strip())[:100]
+
+
+def file_name(name: str, identity: dict) -> str:
+    """Returns a legible name of a checkpoint, different for each identity {name: value}."""
+    digest = zlib.crc32(repr(sorted(identity.items())).encode())
+    return f"{file_label(name)}-{digest:08x}-trial{identity['trial']}.pt"
 
 
 def load(path: Path, fingerprint: dict, device: str):
@@ -225,21 +236,33 @@ def files_of_before(folder: Path) -> list[str]:
     try:
         summary = json.loads((folder / "summary.json").read_text())
         names = summary.get("files", OLD_FIGURES)  # summaries of version 0.1.0 do not say it
-        return [Path(name).name for name in names]
+        paths = [(folder / name).resolve() for name in names]
+        return [str(path.relative_to(folder.resolve())) for path in paths]
     except (OSError, ValueError, AttributeError, TypeError):
         return []
 
 
+def is_summary(name: str) -> bool:
+    return name == "summary.json"
+
+
+def files_in(folder: Path) -> list[str]:
+    """Returns the files of a folder and its subfolders, by name; summary.json is the last."""
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return sorted(files, key=is_summary)
+
+
 @contextlib.contextmanager
-def written_aside(folder: Path, names: Iterable[str] = ()):
+def written_aside(folder: Path, old: Iterable[str] = ()):
     """Yields an empty folder. At the end of the block its files move to `folder`.
 
-    names  if one of these was not written, the one in `folder` is old, and is deleted
+    old  files in `folder` that are deleted then, unless they were written again
     """
     with tempfile.TemporaryDirectory(prefix=".results-", dir=folder) as half:
         yield Path(half)
-        written = sorted(Path(half).iterdir(), key=lambda path: path.name == "summary.json")
-        for name in {*names} - {path.name for path in written}:
+        written = files_in(Path(half))
+        for name in sorted({*old} - {*written}, key=is_summary):
             (folder / name).unlink(missing_ok=True)
-        for path in written:  # summary.json is the last: where it is, the others are
-            path.replace(folder / path.name)
+        for name in written:  # where summary.json is, the others are
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(half) / name).replace(folder / name)

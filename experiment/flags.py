@@ -11,6 +11,7 @@ import itertools
 import numbers
 import shlex
 import sys
+import types
 
 import common
 from bases import BASES
@@ -204,11 +205,11 @@ def about_flag(config_class, name: str) -> dict:
 def check_config(config_class) -> None:
     """Raises UsageError if a class sets options that a dataclass does not see."""
     for owner in config_class.__mro__:
-        if not issubclass(owner, Config):
-            continue
-        fields = owner.__dataclass_fields__
+        fields = getattr(owner, "__dataclass_fields__", config_class.__dataclass_fields__)
         for name, value in vars(owner).items():
-            is_hidden = name in fields and fields[name].default != value
+            if isinstance(value, types.MemberDescriptorType):  # of a class with slots
+                continue
+            is_hidden = name in fields and fields[name].default is not value
             if is_hidden or isinstance(value, dataclasses.Field):
                 advice = "write @dataclass above the class, and a type after the name"
                 raise UsageError(f"{owner.__name__}.{name} is no option: {advice}")

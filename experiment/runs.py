@@ -5,7 +5,6 @@ import functools
 import itertools
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from data import Data, UsageError, first_line, load_data
 from nets import SIDE, seed_libraries, seeded
 from user_files import OURS, ROOT, file_of, is_ours, source_checksum
 
-from .disk import file_label, load, save
+from .disk import file_label, file_name, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
 from .processes import has_group, is_first, on_first_rank
@@ -69,7 +68,7 @@ class Run:
         self.identity = self.config.results_depend_on()
         self.identity |= {"method": self.method, "trial": self.trial}
         self.label = file_label(self.method)
-        self.file = self.file_name(self.label, self.identity)
+        self.file = file_name(self.method, self.identity)
 
     def __str__(self) -> str:
         return f"{self.setting} {self.method} trial {self.trial + 1}".removeprefix("- ")
@@ -114,22 +113,25 @@ class Run:
         update  what the clients sent: `fl.train` returns it
         last    whether no round follows, although --rounds is not reached
 
-        Raises NonFiniteError if the loss of the test is not finite.
+        Raises UsageError for another t or state than those of `rounds`, and NonFiniteError if the
+        loss of the test is not finite.
         """
+        if t != len(self.rows) or state is not self.state:
+            wanted = "wanted run.record(t, state, ..) with the t and state of run.rounds"
+            raise UsageError(f"round {len(self.rows) + 1}: {wanted}")
         K = len(update.clients)
         row = self.row_of(t) | {"clients": K, "uploads": K} | self.fl.cost(update)
         took_steps = update.train_loss[update.steps > 0]
         row["train_loss"] = took_steps.mean() if len(took_steps) else math.nan
         self.forget_last_test()
-        is_last = last or t + 1 == self.config.rounds
         is_due = (t + 1) % self.config.eval_every == 0
-        if is_last or is_due:
+        if is_due or last or t + 1 == self.config.rounds:
             test = self.fl.test(state)
             if not math.isfinite(test.get("loss", 0)):
                 raise NonFiniteError(f"round {t + 1}: the test loss is not finite; {ADVICE}")
             row |= test
             if not is_due:
-                self.last_test = [*test]
+                self.last_test = [*(test.keys() - columns.keys())]
         if taken := columns.keys() & self.row_of(t).keys():
             raise UsageError(f"run.record: {', '.join(sorted(taken))}: choose another name")
         row |= columns
@@ -150,12 +152,12 @@ class Run:
         name  of its file
         read  the options that decide it in addition to the role "central"
         """
-        identity = self.config.flags("central") | {"trial": self.trial}
+        identity = self.config.flags("central")
+        identity |= {"trial": self.trial, "weights": self.fl.model.size}
         identity |= {option: getattr(self.config, option) for option in read}
-        identity["weights"] = self.fl.model.size
         if self.config.hold_out:  # then who holds a sample decides whether it may be seen
             identity |= self.config.flags("dealing")
-        path = self.path.with_name(self.file_name(name, identity))
+        path = self.path.with_name(file_name(name, identity))
         identity |= self.environment
         if not on_first_rank(path.exists):
             tensor = make()  # a task of all ranks
@@ -244,11 +246,6 @@ class Run:
     def path(self) -> Path:
         return self.script.folder / "checkpoints" / self.file
 
-    def file_name(self, label: str, identity: dict) -> str:
-        """Returns a legible name, different for each identity."""
-        digest = zlib.crc32(repr(sorted(identity.items())).encode())
-        return f"{file_label(label)}-{digest:08x}-trial{self.trial}.pt"
-
     def data(self) -> Data:
         side = SIDE.get(self.config.model, 0)
         return load_data(self.config.dataset, self.config.data_dir, self.device, side)
@@ -296,6 +293,8 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
         try:
             with seeded(run.streams.seed("before the rounds")):
                 run.script.federate(run.config, run.fl, run)
+            if not run.rows:
+                raise UsageError(f"{run}: nothing was trained; wanted a loop over run.rounds")
             run.finished = run.config.rounds
         except NonFiniteError as error:
             run.diverged = str(error)
@@ -395,5 +394,4 @@ class Script:
                 other = run.other(**self.after(run.config))
                 raise UsageError(f"{run} needs {other}: add its method to the sweep")
         settings = {setting: list(shown.values()) for setting, shown in settings.items()}
-        in_order = sorted(runs.values(), key=lambda run: run.waits)
-        return settings, in_order
+        return settings, sorted(runs.values(), key=lambda run: run.waits)

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shlex
 import shutil
@@ -313,10 +314,24 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     class Mixed(Mixin, Config):
         size: int = 5
 
+    class Small:
+        clients = 8
+
+    @dataclass
+    class Later(Small, Config):
+        pass
+
+    @dataclass(slots=True)
+    class Slots(Config):
+        clients: int = 8
+
     for config, name in ((Forgotten, "clients"), (Untyped, "lr"), (Bare, "beta")):
         with pytest.raises(UsageError, match=f"^{config.__name__}.{name} is no option"):
             experiment.parse(config, {}, DOC, [])
+    with pytest.raises(UsageError, match="^Small.clients is no option"):
+        experiment.parse(Later, {}, DOC, [])
     assert experiment.parse(Free, {}, DOC, [])
+    assert experiment.parse(Slots, {}, DOC, ["--method", "a"])[0][0].clients == 8
     [config], _ = experiment.parse(Mixed, {}, DOC, ["--method", "a"])
     assert (config.size, config.tint) == (5, 7)
 
@@ -439,21 +454,69 @@ def test_a_run_of_other_length_resumes_as_if_it_had_always_had_it(work, monkeypa
     assert content("cut") == content("four")
 
 
-def test_each_round_is_recorded_once(work):
-    def forgetful(config, fl, run):
-        for _ in run.rounds({"base": {}}):
-            pass
+def an_update() -> types.SimpleNamespace:
+    return types.SimpleNamespace(clients=[0], train_loss=np.ones(1), steps=np.ones(1))
 
-    with pytest.raises(UsageError, match="^round 1: call run.record once in every round$"):
-        trained(a_run("r", federate=forgetful))
+
+def records(*shifts, times=1, is_copied=False):
+    """A federate that records round t + shift, for each of the shifts, so many times."""
+
+    def federate(config, fl, run):
+        state = {"base": {}, "history": [0.5]}
+        for t in run.rounds(state) if shifts else ():
+            if is_copied:
+                state = {**state, "history": [0.25]}
+            for shift in shifts * times:
+                run.record(t + shift, state, an_update())
+
+    return federate
+
+
+WANTED = "wanted run.record(t, state, ..) with the t and state of run.rounds"
+
+
+@pytest.mark.parametrize(
+    ("federate", "line"),
+    [
+        (records(0, times=0), "round 1: call run.record once in every round"),
+        (records(), "a trial 1: nothing was trained; wanted a loop over run.rounds"),
+        (records(1), f"round 1: {WANTED}"),
+        (records(0, times=2), f"round 2: {WANTED}"),
+        (records(0, is_copied=True), f"round 1: {WANTED}"),  # a checkpoint would hold the first one
+    ],
+)
+def test_each_round_is_recorded_once_and_as_it_is(federate, line, work):
+    with pytest.raises(UsageError, match=f"^{re.escape(line)}$"):
+        trained(a_run("r", federate=federate))
+
+
+def test_a_column_in_place_of_a_tests_stays_when_more_rounds_follow(work):
+    def federate(config, fl, run):
+        state = {"base": {}, "history": [0.5]}
+        for t in run.rounds(state):
+            run.record(t, state, an_update(), accuracy=40.0 + t)
+
+    for rounds in (3, 4):
+        run = trained(a_run("r", federate=federate, rounds=rounds, eval_every=2, resume=rounds > 3))
+    assert [row["accuracy"] for row in run.rows] == [40, 41, 42, 43]
+    assert ["loss" in row for row in run.rows] == [False, True, False, True]
+
+
+def test_empty_arrays_are_a_state(work):
+    def federate(config, fl, run):
+        state = {"base": {}, "history": [0.5], "clients": np.array([], dtype=int)}
+        for t in run.rounds(state):
+            run.record(t, state, an_update())
+
+    run = trained(a_run("r", federate=federate))
+    assert run.load()["state"]["clients"].shape == (0,)
 
 
 def test_a_column_cannot_have_the_name_of_one_that_names_the_run(work):
     def federate_twice(config, fl, run):
         state = {"base": {}, "history": [0.5]}
         for t in run.rounds(state):
-            update = types.SimpleNamespace(clients=[0], train_loss=np.ones(1), steps=np.ones(1))
-            run.record(t, state, update, trial=7)
+            run.record(t, state, an_update(), trial=7)
 
     with pytest.raises(UsageError, match="^run.record: trial: choose another name$"):
         trained(a_run("r", federate=federate_twice))
@@ -465,8 +528,7 @@ def test_a_state_that_cannot_be_saved_is_named_whenever_it_comes(work):
         for t in run.rounds(state):
             if t == 2:
                 state["where"] = Path("here")
-            update = types.SimpleNamespace(clients=[0], train_loss=np.ones(1), steps=np.ones(1))
-            run.record(t, state, update)
+            run.record(t, state, an_update())
 
     with pytest.raises(UsageError, match="Path cannot be saved for --resume"):
         trained(a_run("r", federate=federate_late))
@@ -818,7 +880,24 @@ def test_no_summary_of_the_command_before_is_left_where_figures_fail(work, monke
     monkeypatch.setattr(report, "plot", fill_disk)
     with pytest.raises(SystemExit):
         start("--out=r", "--resume")
-    assert len(table("r")) == 16 and not Path("r/summary.json").exists()
+    assert len(table("r")) == 16
+    left = {path.name for path in Path("r").iterdir()} - {".lock"}
+    assert left == {"metrics.csv", "table.csv", "checkpoints"}
+
+
+def plot_into_a_folder(df, folder):
+    (folder / "mine").mkdir()
+    for name in df.method.unique():
+        (folder / "mine" / name).write_text(name)
+
+
+def test_the_files_of_a_scripts_own_folder_are_as_new_as_the_others(work):
+    main(["--out=r", "--method", "a", "b", "--trials=1"], plot=plot_into_a_folder)
+    (work / "r/mine/other").write_text("the user's")
+    main(["--out=r", "--method=b", "--trials=1", "--resume"], plot=plot_into_a_folder)
+    assert {path.name for path in (work / "r/mine").iterdir()} == {"b", "other"}
+    main(["--out=r", "--method=b", "--trials=1", "--resume"])
+    assert [path.name for path in (work / "r/mine").iterdir()] == ["other"]
 
 
 def test_resume_names_a_changed_flag_with_both_values(work, capsys):

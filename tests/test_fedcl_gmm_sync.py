@@ -640,6 +640,8 @@ def test_results_count_rounds_and_updates_to_fedavgs_final_accuracy():
     df.loc[(df.trial == 1) & (df["round"] == 3), "accuracy"] = math.nan  # not tested
     table = g.rounds_to_fedavg(df).droplevel("setting")
     found = {key: row.tolist() for key, row in table.iterrows()}
+    assert {*found} == {(method, trial) for method in ("fedavg", "fedcl") for trial in (0, 1)}
+    assert all(map(math.isnan, found.pop(("fedcl", 1))))  # never
     assert found == {("fedavg", 0): [2, 20], ("fedavg", 1): [6, 60], ("fedcl", 0): [2, 20]}
     assert len(g.rounds_to_fedavg(df[df.method == "fedcl"])) == 0
 

@@ -539,6 +539,7 @@ class Net(nn.Module):
 BUFFER = "self.register_buffer('ema', torch.zeros(1))"
 STATE = {
     "assigned buffer": own_net(BUFFER, "self.ema = 0.9 * self.ema + x.mean()"),
+    "assigned twice": own_net(BUFFER, "self.ema = self.ema * 0.9; self.ema = self.ema + 0.1"),
     "integer buffer": own_net(BUFFER.replace("1)", "1, dtype=int)"), "self.ema += 1"),
     "hook": own_net(
         "self.act = []; self.register_forward_hook(lambda m, i, o: self.act.append(o))"
@@ -562,6 +563,11 @@ def test_a_net_that_keeps_state_outside_its_weights_is_refused(kind, tmp_path):
 
 IN_A_TEST = {
     "buffer": own_net(BUFFER, "self.ema.mul_(0.9).add_(0.1)"),
+    "integer": own_net(
+        BUFFER.replace("1)", "1, dtype=int)"),
+        "self.training or self.ema.add_(1)",
+        "y = y + self.ema",
+    ),
     "weights": own_net(after="self.out.weight.data.clamp_(-0.01, 0.01)"),
     "embedding": """
 from torch import nn
@@ -632,6 +638,11 @@ import torch
 def Net(*sizes):
     return torch.jit.script(torch.nn.Tanh())
 """
+ZERO_HEAD = """
+    for weights in net.head.parameters():
+        nets.nn.init.zeros_(weights)
+    return net
+"""
 WRONG = {
     "a tuple": (own_net(after="return y, x"), "returns a tuple; wanted logits"),
     "a list": (own_net(after="return [y]"), "returns a list; wanted logits"),
@@ -667,6 +678,14 @@ WRONG = {
     "reflected": (TINY.replace("4, side)", "4, side, padding_mode='reflect')"), "no padding_mode"),
     "no bias": (TINY.replace("classes))", "classes, bias=False))"), "must have bias"),
     "mixed": (TINY.replace("BatchNorm2d(4)", "nn.Softmax2d()"), "mixes clients"),
+    "behind zeros": (
+        TINY.replace("BatchNorm2d(4)", "nn.Softmax2d()").replace("return ", "net = ") + ZERO_HEAD,
+        "mixes clients",
+    ),
+    "unseeded": (
+        own_net("self.w = nn.Parameter(torch.tensor(np.random.default_rng().random(1)).float())"),
+        "initial weights differ each time",
+    ),
     "samples": (TINY.replace("BatchNorm2d(4)", "nn.Softmax(0)"), "mixes clients or samples"),
     "response": (TINY.replace("nets.BatchNorm2d(4)", "nets.nn.LocalResponseNorm(2)"), "LocalResp"),
     "statistics": (

@@ -17,15 +17,15 @@ ROOT = Path(__file__).resolve().parent.parent
 NODES = {
     "common.py": 1720,
     "bases.py": 1000,
-    "training.py": 2440,
-    "checks.py": 1970,
+    "training.py": 2450,
+    "checks.py": 2075,
     "data.py": 2460,
     "user_files.py": 640,
     "nets.py": 3050,
     "fedavg_curriculum.py": 1400,
     "client_curriculum.py": 1870,
     "fedcl_fgn.py": 1355,
-    "fedcl_gmm_sync.py": 3040,
+    "fedcl_gmm_sync.py": 3050,
     "fedac_art.py": 2150,
 }
 SCRIPTS = (

@@ -316,7 +316,7 @@ def test_batches_that_hold_no_places_are_refused(row):
     [
         ({"lr": [0.1, 0.1]}, "lr has 2 entries; wanted one for each of 3 steps"),
         ({"sample_weights": [(3, 2), (1, 2)]}, "sample_weights of client 1 has 1 of 2 steps"),
-        ({"sample_weights": [(3, 2)]}, "sample_weights has 1 arrays for 2 clients"),
+        ({"sample_weights": [(3, 2)]}, "sample_weights has 1 rows for 2 clients"),
         ({"per_step": [(2,), (2,)]}, "share of client 0 has 2 of 3 steps"),
     ],
 )
@@ -337,6 +337,12 @@ def test_a_schedule_that_is_too_short_is_refused(schedule, message):
     [
         ({"correction": torch.zeros(5, 3)}, "correction has 5 rows for 2 clients"),
         ({"per_client": {"z": torch.zeros(5)}}, "z has 5 rows for 2 clients"),
+        (
+            {"per_client": {"z": 0.5}},
+            "z is a single number; wanted a row for each client",
+        ),
+        ({"per_client": {"seeds": torch.tensor(3.0)}}, "seeds is a single number"),
+        ({"per_step": {"z": 5}}, "z is a single number; wanted a row for each client"),
         ({"frozen": {"old": torch.zeros(5, 3)}}, "old has 5 rows for 2 clients"),
         ({"seeds": [1, 2, 3]}, "seeds has 3 rows for 2 clients"),
         ({"penalty": lambda out: out.logits.mean()}, r"penalty has the shape \(\); wanted \(K,\)"),
