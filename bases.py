@@ -267,7 +267,7 @@ def keep(memory: dict, name: str, clients: np.ndarray, rows: Tensor) -> None:
 def lengths(update: Update) -> Tensor:
     """Returns eta ||a_k||_1 (K, 1). w_0 - w_k divided by it is a gradient; plain SGD has eta T.
 
-    In the weights' precision a very small eta would be 0. Then this is the smallest number above 0.
+    In the weights' precision a very small eta would be 0. Then this is the smallest normal number.
     Raises UsageError if a client took no local step.
     """
     if not update.steps.all():

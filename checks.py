@@ -304,21 +304,22 @@ def refuse_state(model, x: Tensor) -> None:
     before = remember(model, net)
     logits = net.head(net.features(x))
     refuse_unused(model, net, logits.sum())
-    for name in changed(before, remember(model, net)):
-        wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
-        raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
+    after = remember(model, net)
+    for name, module in after:
+        if after[name, module] != before.get((name, module)):
+            name = name.removeprefix("net.")
+            wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
+            raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
     layers = model.by_layer(model.init(0)[None])
-    weights = [layer.clone() for layer in layers]
+    tensors = dict(zip(model.shapes, layers, strict=True)) | model.constants
+    copies = {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
     net = model.bind(layers)
-    before = remember(model, net)
     net.head(net.features(x))
-    names = changed(before, remember(model, net))
-    for name, old, new in zip(model.shapes, weights, layers, strict=True):
-        if not is_same(old, new):
-            names.append(name.removeprefix("net."))
-    for name in names:
-        wanted = "wanted this only if self.training; a layer's max_norm must be left out"
-        raise UsageError(f"a test changes self.{name}; {wanted}")
+    for name, copy in copies.items():
+        if not is_same(copy, tensors[name]):
+            name = name.removeprefix("net.")
+            wanted = "leave this out (such as max_norm), or do it only if self.training"
+            raise UsageError(f"a test changes self.{name}; {wanted}")
 
 
 def refuse_mixing(model, x: list[Tensor], batch: Tensor, K: int) -> None:
@@ -328,8 +329,8 @@ def refuse_mixing(model, x: list[Tensor], batch: Tensor, K: int) -> None:
     batch  all of them for each of K clients. A model that is random in a test is not judged
     """
     thetas = torch.stack([model.init(k) for k in range(K)])
-    places = torch.arange(model.size, device=thetas.device)
-    thetas += 0.01 * places.cos()  # a last layer of zeros hides what is before it
+    places = torch.arange(model.trainable, device=thetas.device)
+    thetas[:, : model.trainable] += 0.01 * places.cos()  # a last layer of zeros would hide others
     alone = logits_alone(model, thetas, x)
     if not alone.isfinite().all() or not torch.equal(alone, logits_alone(model, thetas, x)):
         return
@@ -359,17 +360,8 @@ def logits_alone(model, thetas: Tensor, x: list[Tensor]) -> Tensor:
 
 
 def is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same entries. NaN is the same as NaN."""
-    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-def changed(before: dict, after: dict) -> list[str]:
-    """Returns the names of the attributes that are others now, or new."""
-    names = []
-    for key, value in after.items():
-        if value != before.get(key):
-            names.append(key[0].removeprefix("net."))
-    return names
+    """Whether two tensors have the same entries, apart from those where `a` is NaN."""
+    return ((a == b) | (a != a)).all().item()
 
 
 def remember(model, net: nn.Module) -> dict:

@@ -30,11 +30,8 @@ from .terminal import say
 
 
 SAVED = "tensors, NumPy arrays of numbers, and plain Python"
-NUMPY = [
-    np.ndarray,
-    np.dtype,
-    bytes,
-]  # what torch.load must know to read arrays
+# what torch.load must know to read arrays; bytes: of an empty one
+NUMPY = [np.ndarray, np.dtype, bytes]
 NUMPY += [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
 NUMPY += [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + "?efdFDSU"]
 torch.serialization.add_safe_globals(NUMPY)
@@ -236,20 +233,20 @@ def files_of_before(folder: Path) -> list[str]:
     try:
         summary = json.loads((folder / "summary.json").read_text())
         names = summary.get("files", OLD_FIGURES)  # summaries of version 0.1.0 do not say it
-        paths = [(folder / name).resolve() for name in names]
-        return [str(path.relative_to(folder.resolve())) for path in paths]
+        paths = [Path(name) for name in names]
     except (OSError, ValueError, AttributeError, TypeError):
         return []
+    return [str(path) for path in paths if not path.is_absolute() and ".." not in path.parts]
 
 
-def is_summary(name: str) -> bool:
-    return name == "summary.json"
+def summary_last(name: str) -> tuple[bool, str]:
+    return name == "summary.json", name
 
 
 def files_in(folder: Path) -> list[str]:
-    """Returns the files of a folder and its subfolders, by name; summary.json is the last."""
-    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    return sorted(files, key=is_summary)
+    """Returns the files and links of a folder and its subfolders; summary.json is the last."""
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return sorted([str(path.relative_to(folder)) for path in paths], key=summary_last)
 
 
 @contextlib.contextmanager
@@ -261,8 +258,10 @@ def written_aside(folder: Path, old: Iterable[str] = ()):
     with tempfile.TemporaryDirectory(prefix=".results-", dir=folder) as half:
         yield Path(half)
         written = files_in(Path(half))
-        for name in sorted({*old} - {*written}, key=is_summary):
-            (folder / name).unlink(missing_ok=True)
+        for name in sorted({*old} - {*written}, key=summary_last):
+            with contextlib.suppress(OSError):  # it is gone, or the user has put a folder there
+                (folder / name).unlink()
+                (folder / name).parent.rmdir()  # if it is empty
         for name in written:  # where summary.json is, the others are
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (Path(half) / name).replace(folder / name)

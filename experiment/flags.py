@@ -204,11 +204,14 @@ def about_flag(config_class, name: str) -> dict:
 
 def check_config(config_class) -> None:
     """Raises UsageError if a class sets options that a dataclass does not see."""
+    seen = set()
     for owner in config_class.__mro__:
         fields = getattr(owner, "__dataclass_fields__", config_class.__dataclass_fields__)
-        for name, value in vars(owner).items():
-            if isinstance(value, types.MemberDescriptorType):  # of a class with slots
-                continue
+        own = {name: value for name, value in vars(owner).items() if name not in seen}
+        seen.update(own)
+        for name, value in own.items():
+            if isinstance(value, types.MemberDescriptorType):
+                raise UsageError(f"{owner.__name__}: leave out slots=True, which hides options")
             is_hidden = name in fields and fields[name].default is not value
             if is_hidden or isinstance(value, dataclasses.Field):
                 advice = "write @dataclass above the class, and a type after the name"

@@ -323,7 +323,11 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
 
     @dataclass(slots=True)
     class Slots(Config):
-        clients: int = 8
+        lr = 0.5
+
+    @dataclass
+    class Replaced(Small, Config):
+        clients: int = 7
 
     for config, name in ((Forgotten, "clients"), (Untyped, "lr"), (Bare, "beta")):
         with pytest.raises(UsageError, match=f"^{config.__name__}.{name} is no option"):
@@ -331,7 +335,9 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     with pytest.raises(UsageError, match="^Small.clients is no option"):
         experiment.parse(Later, {}, DOC, [])
     assert experiment.parse(Free, {}, DOC, [])
-    assert experiment.parse(Slots, {}, DOC, ["--method", "a"])[0][0].clients == 8
+    with pytest.raises(UsageError, match="^Slots: leave out slots=True"):
+        experiment.parse(Slots, {}, DOC, [])
+    assert experiment.parse(Replaced, {}, DOC, ["--method", "a"])[0][0].clients == 7
     [config], _ = experiment.parse(Mixed, {}, DOC, ["--method", "a"])
     assert (config.size, config.tint) == (5, 7)
 
@@ -896,8 +902,11 @@ def test_the_files_of_a_scripts_own_folder_are_as_new_as_the_others(work):
     (work / "r/mine/other").write_text("the user's")
     main(["--out=r", "--method=b", "--trials=1", "--resume"], plot=plot_into_a_folder)
     assert {path.name for path in (work / "r/mine").iterdir()} == {"b", "other"}
+    (work / "r/mine/b").rename(work / "kept")
+    (work / "r/mine/b").symlink_to(work / "kept")
     main(["--out=r", "--method=b", "--trials=1", "--resume"])
     assert [path.name for path in (work / "r/mine").iterdir()] == ["other"]
+    assert (work / "kept").read_text() == "b"  # the link was deleted, and not what it leads to
 
 
 def test_resume_names_a_changed_flag_with_both_values(work, capsys):

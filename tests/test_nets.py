@@ -614,6 +614,14 @@ def test_a_batch_norm_with_two_names_becomes_one_group_norm(tmp_path):
 
 
 STATELESS = {
+    "zero variance": own_net(
+        "self.register_buffer('v', torch.zeros(1)); self.n = nn.BatchNorm2d(channels)",
+        "x = self.n(x) / (self.v + 1e-5).sqrt()",
+    ),
+    "float mask": own_net(
+        "self.register_buffer('m', torch.eye(2)[0])", "x = x[:, :, :, :16 * int(self.m[0])]"
+    ),
+    "kept in a test": own_net(after="self.training or setattr(self, 'seen', y)"),
     "in place": own_net(BUFFER, "if self.training: self.ema.mul_(0.9).add_(0.1)"),
     "batch norm": own_net("self.norm = nn.BatchNorm2d(channels)", "x = self.norm(x)"),
     "mask": own_net(BUFFER.replace("zeros(1)", "tensor([0, -torch.inf])"), "x = x + self.ema[0]"),
