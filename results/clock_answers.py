@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from results.clock import SPREADS
-from results.evidence import FOLDER, KEYS, Interval, interval
+from results.evidence import FOLDER, KEYS, Interval, interval, rounds
 
 DATA = {"fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 NAMES = {
@@ -24,19 +24,22 @@ NAMES = {
 }
 
 
-def read(run: str, spread: float) -> pd.DataFrame:
-    """Returns a run's rounds with `seconds`, simulated since round 1, and `waited`, or nothing."""
-    rounds = pd.read_csv(FOLDER / "rounds.csv.xz", dtype={"setting": str}).fillna({"setting": ""})
-    rounds = rounds[rounds.run == run].sort_values([*KEYS, "round"])
-    rounds["seconds"] = rounds.groupby(KEYS)[f"clock_{spread}"].cumsum()
-    rounds["waited"] = 100 * rounds[f"waiting_{spread}"]
-    return rounds
+def made(run: str):
+    """Yields (data set, spread, trials) of such runs. A trial has each method's rounds.
 
-
-def by_trial(run: str, spread: float):
-    """Yields each trial's rounds by method."""
-    for _, trial in read(run, spread).groupby("trial"):
-        yield {method: rows for method, rows in trial.groupby("method")}
+    `seconds` are simulated, since round 1. `waited` is in %.
+    """
+    for name, data in DATA.items():
+        of_run = rounds()[rounds().run == run.format(name)].sort_values([*KEYS, "round"])
+        if of_run.empty:
+            continue
+        for spread in SPREADS:
+            of_run["seconds"] = of_run.groupby(KEYS)[f"clock_{spread}"].cumsum()
+            of_run["waited"] = 100 * of_run[f"waiting_{spread}"]
+            trials = []
+            for _, trial in of_run.groupby("trial"):
+                trials.append(dict(list(trial.groupby("method"))))
+            yield data, spread, trials
 
 
 def doubling() -> list[tuple]:
@@ -45,10 +48,10 @@ def doubling() -> list[tuple]:
     Rows: data, spread, the ratio's Interval, in how many trials FedCL reached it.
     """
     rows = []
-    for name, spread in settings("fedcl_fgn/clock-{}"):
+    for data, spread, trials in made("fedcl_fgn/clock-{}"):
         logs = []
         reached = 0
-        for arms in by_trial(f"fedcl_fgn/clock-{name}", spread):
+        for arms in trials:
             goal = last_ten(arms["fedavg"])
             fedcl, came = seconds_to(arms["fedavg+cl"], goal)
             fedavg, _ = seconds_to(arms["fedavg"], goal)
@@ -57,7 +60,7 @@ def doubling() -> list[tuple]:
         found = interval(np.array(logs))
         mean, low, high = np.exp([found.mean, found.low, found.high])
         ratio = Interval(mean, low, high, found.p, found.n)
-        rows.append((DATA[name], spread, ratio, f"{reached} of {found.n}"))
+        rows.append((data, spread, ratio, f"{reached} of {found.n}"))
     return rows
 
 
@@ -67,15 +70,15 @@ def phases() -> list[tuple]:
     Rows: data, spread, method, its waiting in %; waiting and accuracy, minus no freezing's.
     """
     rows = []
-    for name, spread in settings("fedcl_gmm_sync/clock-{}"):
+    for data, spread, trials in made("fedcl_gmm_sync/clock-{}"):
         waited = {}
         accuracy = {}
-        for arms in by_trial(f"fedcl_gmm_sync/clock-{name}", spread):
+        for arms in trials:
             for method, run in arms.items():
                 waited.setdefault(method, []).append(run.waited.mean())
                 accuracy.setdefault(method, []).append(last_ten(run))
         for method in ("fedcl", "fedcl-fresh"):
-            row = [DATA[name], spread, NAMES[method], np.mean(waited[method])]
+            row = [data, spread, NAMES[method], np.mean(waited[method])]
             for measure in (waited, accuracy):
                 d = np.subtract(measure[method], measure["fedcl-nofreeze"])
                 row.append(interval(d))
@@ -89,26 +92,17 @@ def draws() -> list[tuple]:
     Rows: data, spread, the other method, the difference.
     """
     rows = []
-    for name, spread in settings("fedcl_fgn/clock-size-{}"):
+    for data, spread, trials in made("fedcl_fgn/clock-size-{}"):
         at_end = {}
-        for arms in by_trial(f"fedcl_fgn/clock-size-{name}", spread):
+        for arms in trials:
             end = min(run.seconds.max() for run in arms.values())
             for method, run in arms.items():
                 tested = run[run.seconds <= end].accuracy.dropna()
                 at_end.setdefault(method, []).append(tested.iloc[-1])
         size = np.array(at_end["fedavg size"])
         for method in ("fedavg", "fedavg+longer"):
-            rows.append((DATA[name], spread, NAMES[method], interval(size - at_end[method])))
+            rows.append((data, spread, NAMES[method], interval(size - at_end[method])))
     return rows
-
-
-def settings(run: str):
-    """Yields the data sets that have such a run, with each spread."""
-    made = set(pd.read_csv(FOLDER / "rounds.csv.xz", usecols=["run"]).run)
-    for name in DATA:
-        for spread in SPREADS:
-            if run.format(name) in made:
-                yield name, spread
 
 
 def last_ten(run: pd.DataFrame) -> float:

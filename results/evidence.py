@@ -32,10 +32,16 @@ MARGIN = 2.0  # points of accuracy that count as no difference
 
 
 @functools.cache
+def rounds() -> pd.DataFrame:
+    """Returns rounds.csv.xz, with an empty word where nothing is swept."""
+    return pd.read_csv(FOLDER / "rounds.csv.xz", dtype=TEXT).fillna({"setting": ""})
+
+
+@functools.cache
 def trials() -> pd.DataFrame:
     """Returns a table with one value in a row, indexed by run."""
     old = pd.read_csv(FOLDER / "trials.csv.xz", dtype=TEXT)
-    new = summarise(pd.read_csv(FOLDER / "rounds.csv.xz", dtype=TEXT))
+    new = summarise(rounds())
     is_older = old.run.isin(new.run) & old.measure.isin(new.measure)
     old = old[~is_older]
     return pd.concat([old, new]).fillna({"setting": "", "method": ""}).set_index("run")
@@ -54,7 +60,6 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
     best5_pooled                     own_pooled, mean of the five best tests
     rank_correlation                 mean over rounds
     """
-    rounds = rounds.fillna({"setting": ""})
     goals = {}
     targets = {}
     rows = []

@@ -264,18 +264,21 @@ def test_the_front_figure_says_what_its_rows_show():
 
 
 def clocked(accuracies: list, seconds: list, waited: float) -> pd.DataFrame:
-    """A run's rounds as `clock_answers.read` gives them."""
+    """A run's rounds as `clock_answers.made` gives them."""
     table = pd.DataFrame({"accuracy": accuracies, "seconds": seconds, "waited": waited})
     return table.assign(round=range(1, len(table) + 1))
 
 
 def test_the_clocks_answers_by_hand(monkeypatch):
     """Two trials. FedCL comes to FedAvg's mean of 20 after 8 of 4 s, and never, in 16 of 4 s."""
-    monkeypatch.setattr(clock_answers, "settings", lambda _: [("cifar10", 0.5)])
+
+    def pretend(trials: list) -> None:
+        monkeypatch.setattr(clock_answers, "made", lambda _: [("CIFAR-10", 0.5, trials)])
+
     arms = {"fedavg": clocked([10, 30], [2, 4], 0.0)}
     came = arms | {"fedavg+cl": clocked([5, 20], [4, 8], 0.0)}
     never = arms | {"fedavg+cl": clocked([5, 10], [4, 16], 0.0)}
-    monkeypatch.setattr(clock_answers, "by_trial", lambda *_: [came, never])
+    pretend([came, never])
     [(data, spread, ratio, reached)] = clock_answers.doubling()
     assert (data, spread, reached) == ("CIFAR-10", 0.5, "1 of 2")
     assert ratio.mean == pytest.approx(np.sqrt(2 * 4))  # 8 / 4 and 16 / 4
@@ -286,7 +289,7 @@ def test_the_clocks_answers_by_hand(monkeypatch):
         arms["fedcl-fresh"] = clocked([45 + waited], [1], waited + 5)
         arms["fedcl-nofreeze"] = clocked([58], [1], 40.0)
         trials.append(arms)
-    monkeypatch.setattr(clock_answers, "by_trial", lambda *_: trials)
+    pretend(trials)
     printed, fresh = clock_answers.phases()
     assert printed[2:4] == ("phases as published", 20)
     assert [found.mean for found in printed[4:]] == [20 - 40, 60 - 58]
@@ -296,7 +299,7 @@ def test_the_clocks_answers_by_hand(monkeypatch):
     trial["fedavg"] = clocked([30, 41], [3, 6], 0.0)  # the fastest: tests after 6 s do not count
     trial["fedavg+longer"] = clocked([45, 80], [4, 7], 0.0)
     other = trial | {name: clocked([41, 47], [3, 6], 0.0) for name in ("fedavg", "fedavg+longer")}
-    monkeypatch.setattr(clock_answers, "by_trial", lambda *_: [trial, other])
+    pretend([trial, other])
     leads = {arm: found.mean for _, _, arm, found in clock_answers.draws()}
     assert leads == {"FedAvg": (9 + 3) / 2, "FedAvg, equal samples": (5 + 3) / 2}
 
