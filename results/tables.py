@@ -254,17 +254,24 @@ def differences() -> str:
     rows = []
     for claim, about in CLAIMS.iterrows():
         for row in family(claim).itertuples():
-            found = row.interval
-            numbers = [found.mean, found.low, found.high, row.p]
-            digits = [f"{number:.4g}" for number in numbers]
-            claimed = [row.sign, row.direction, row.paper, row.effect]
-            within = "" if np.isnan(row.p_within) else f"{row.p_within:.4g}"
-            rows.append((about.script, claim, row.what, row.measure, *digits, found.n))
-            rows[-1] += (*claimed, within)
-    columns = ["script", "claim", "difference", "measure", "mean", "low", "high", "p_holm"]
-    columns += ["trials", "claimed_sign", "direction", "paper", "published_effect"]
-    columns += ["p_within_2_points"]
-    return pd.DataFrame(rows, columns=columns).to_csv(index=False)
+            line = {
+                "script": about.script,
+                "claim": claim,
+                "difference": row.what,
+                "measure": row.measure,
+                "mean": row.interval.mean,
+                "low": row.interval.low,
+                "high": row.interval.high,
+                "p_holm": row.p,
+                "trials": row.interval.n,
+                "claimed_sign": row.sign,
+                "direction": row.direction,
+                "paper": row.paper,
+                "published_effect": row.effect,
+                "p_within_2_points": row.p_within,
+            }
+            rows.append(line)
+    return pd.DataFrame(rows).to_csv(index=False, float_format="%.4g")
 
 
 def of_script(script: str) -> pd.DataFrame:
