@@ -1,10 +1,12 @@
 """What the tests compare with: data, federations, ordinary torch modules, the plain programs."""
 
+import contextlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import common
+import experiment
 from data import Data
 from nets import Model, build_model
 
@@ -95,6 +98,20 @@ def make_config(**changes) -> SimpleNamespace:
 def make_federation(data=None, seed=1, trial=0, **flags) -> common.Federation:
     streams = common.Streams(seed, trial)
     return common.Federation(make_config(**flags), data or random_images(), streams)
+
+
+@contextlib.contextmanager
+def interrupted_at(t: int):
+    """In this block Ctrl-C comes before round t is recorded."""
+    record = experiment.Run.record
+
+    def interrupt(run, round_, *args, **columns):
+        if round_ == t:
+            raise KeyboardInterrupt
+        record(run, round_, *args, **columns)
+
+    with mock.patch.object(experiment.Run, "record", interrupt):
+        yield
 
 
 def first_batches(fl, clients) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ordinary import load_plain
+from ordinary import interrupted_at, load_plain
 
 import client_curriculum as script
 import common
@@ -633,23 +633,14 @@ def test_fewer_rounds_are_the_first_of_more_where_the_number_is_not_read(file, t
 
 
 @pytest.mark.parametrize("orders", ["curriculum curriculum", "random vanilla", "hics vanilla"])
-def test_interrupted_and_resumed_is_the_same_run(file, tmp_path, monkeypatch, orders):
+def test_interrupted_and_resumed_is_the_same_run(file, tmp_path, orders):
     """Stopped while a pool is half used, with SCAFFOLD's memory: the same bits."""
     client, data = orders.split()
     flags = {"client_order": client, "data_order": data, "rounds": 6, "client_b": 0.6}
     config = small(file, base="scaffold", **flags)
     whole_rows, whole = trained(config, tmp_path / "whole")
-    honest = experiment.Run.record
-
-    def record(run, t, *arguments, **columns):
-        if t == 3:
-            raise KeyboardInterrupt
-        honest(run, t, *arguments, **columns)
-
-    monkeypatch.setattr(experiment.Run, "record", record)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_at(3), pytest.raises(KeyboardInterrupt):
         trained(config, tmp_path / "cut")
-    monkeypatch.setattr(experiment.Run, "record", honest)
     rows, state = trained(replace(config, resume=True), tmp_path / "cut")
     assert rows == whole_rows
     assert torch.equal(state["theta"], whole["theta"])

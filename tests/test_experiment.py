@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from ordinary import interrupted_at
 
 import bases
 import common
@@ -413,17 +414,9 @@ def trained(run, progress=lambda *_: None) -> experiment.Run:
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 3])
-def test_a_run_that_stops_goes_on_where_it_was(work, stop_at, monkeypatch):
+def test_a_run_that_stops_goes_on_where_it_was(work, stop_at):
     whole = trained(a_run("whole"))
-    record = experiment.Run.record
-
-    def cut(run, t, *args, **columns):
-        if t == stop_at:
-            raise RuntimeError("power cut")
-        record(run, t, *args, **columns)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(experiment.Run, "record", cut)
+    with interrupted_at(stop_at), pytest.raises(KeyboardInterrupt):
         trained(a_run("cut"))
     again = trained(a_run("cut", resume=True))
     assert content("cut") == content("whole")
@@ -435,22 +428,14 @@ def test_a_run_that_stops_goes_on_where_it_was(work, stop_at, monkeypatch):
     assert "early" not in saved["state"] and type(saved["rows"][0]["loss"]) is float
 
 
-def test_a_run_of_other_length_resumes_as_if_it_had_always_had_it(work, monkeypatch):
+def test_a_run_of_other_length_resumes_as_if_it_had_always_had_it(work):
     """With a test in every third round, and in the last."""
     trained(a_run("longer", rounds=4, eval_every=3))
     trained(a_run("longer", rounds=6, eval_every=3, resume=True))
     trained(a_run("six", rounds=6, eval_every=3))
     assert content("longer") == content("six")
 
-    record = experiment.Run.record
-
-    def cut(run, t, *args, **columns):
-        if t == 2:
-            raise RuntimeError("power cut")
-        record(run, t, *args, **columns)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(experiment.Run, "record", cut)
+    with interrupted_at(2), pytest.raises(KeyboardInterrupt):
         trained(a_run("cut", rounds=6, eval_every=3))
     done = len(a_run("cut", rounds=6, eval_every=3).load()["rows"])
     with pytest.raises(UsageError, match=f"longer run; choose at least --rounds {done + 1}$"):

@@ -420,17 +420,8 @@ def test_a_stopped_run_remembers_its_turns(tmp_path, data, rule, monkeypatch, ca
     flags = ["--dataset", data, "--method", "base", "--select", rule, "--rounds", "30"]
     flags += ["--budget", "16"]
     whole = launch(tmp_path / "whole", *flags)
-    record = experiment.Run.record
-
-    def stop(run, t, *args, **columns):
-        if t == 5:
-            raise KeyboardInterrupt
-        record(run, t, *args, **columns)
-
-    monkeypatch.setattr(experiment.Run, "record", stop)
-    with pytest.raises(SystemExit):
+    with ordinary.interrupted_at(5), pytest.raises(SystemExit):
         launch(tmp_path / "part", *flags)
-    monkeypatch.setattr(experiment.Run, "record", record)
     resumed = launch(tmp_path / "part", *flags, "--resume")
     for row, other in zip(whole, resumed, strict=True):
         assert row | {"seconds": ""} == other | {"seconds": ""}
