@@ -1,16 +1,13 @@
-"""python -m results.clock_answers
+"""The answers of clock.md, from the runs clock-* of rounds.csv.xz.
 
-Makes the tables of clock.md from the runs clock-* of rounds.csv.xz. tables.py writes them into the
-page. As a program, this module plots the page's figure.
+tables.py writes them into the page, and figures.py plots them.
 """
-
-import argparse
 
 import numpy as np
 import pandas as pd
 
 from results.clock import SPREADS
-from results.evidence import FOLDER, KEYS, Interval, interval, rounds
+from results.evidence import KEYS, Interval, interval, rounds
 
 DATA = {"fmnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 NAMES = {
@@ -116,49 +113,3 @@ def seconds_to(run: pd.DataFrame, goal: float) -> tuple[float, bool]:
     if len(there):
         return there.seconds.iloc[0], True
     return run.seconds.max(), False
-
-
-def draw() -> None:
-    """Plots results/clock.png: the answers, a panel each."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = (
-        "(a) seconds to FedAvg's accuracy, FedCL / FedAvg",
-        "(b) points of waiting, minus no freezing",
-        "(b) points of accuracy, minus no freezing",
-        "(c) points of accuracy at equal time, selection by size minus others",
-    )
-    ratio, waiting, accuracy, lead = panels = [{}, {}, {}, {}]
-    for data, spread, found, _ in doubling():
-        ratio[f"{data}, spread {spread}"] = found
-    for data, spread, method, _, waits, ends in phases():
-        waiting[f"{data}, spread {spread}, {method}"] = waits
-        accuracy[f"{data}, {method}"] = ends  # at either spread
-    for data, spread, method, found in draws():
-        lead[f"{data}, spread {spread}, {method}"] = found
-
-    heights = [len(panel) + 1 for panel in panels]
-    figure, axes = plt.subplots(4, figsize=(9, 9), height_ratios=heights)
-    for axis, name, panel in zip(axes, names, panels, strict=True):
-        no_difference = 1 if panel is ratio else 0
-        axis.axvline(no_difference, color="0.6", linewidth=1)
-        for height, found in enumerate(panel.values()):
-            color = "0.5" if found.low <= no_difference <= found.high else "C0"
-            axis.plot([found.low, found.high], [height, height], color=color, linewidth=2)
-            axis.plot(found.mean, height, "o", color=color)
-        labels = [f"{label}, n = {found.n}" for label, found in panel.items()]
-        axis.set_yticks(range(len(panel)), labels, fontsize=8)
-        axis.set_ylim(len(panel) - 0.5, -0.5)
-        axis.grid(axis="x", color="0.9")
-        axis.set_title(name, loc="left", fontsize=10)
-    axes[-1].set_xlabel("mean, 95 % interval; grey: contains no difference")
-    figure.tight_layout()
-    figure.savefig(FOLDER / "clock.png", dpi=100)
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()  # it has no options
-    draw()

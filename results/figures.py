@@ -3,7 +3,7 @@
 Plots the figure of every script's page from the evidence. Comparisons are means over trials with
 95 % intervals, in points of accuracy, next to the published numbers. If there are many, a claim
 that is not at the paper's setting has only one: the one in the page's table. Colours say what a row
-is for its claim, after Holm's correction.
+is for its claim, after Holm's correction. It also plots clock.png, the answers of clock.md.
 """
 
 import argparse
@@ -11,8 +11,8 @@ import argparse
 import matplotlib
 import numpy as np
 
-from results import tables
-from results.evidence import FOLDER, UNDECIDED
+from results import clock_answers, tables
+from results.evidence import FOLDER, UNDECIDED, Interval
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the backend is chosen
@@ -108,24 +108,63 @@ def draw_panel(axis, rows: list, title: str) -> None:
     for direction, color in COLORS.items():
         axis.plot([], [], "o-", color=color, label=f"ours: {direction}")
     for height, row in enumerate(rows):
-        low = row.interval.low
-        high = row.interval.high
         color = COLORS[row.direction]
-        axis.plot([low, high], [height, height], color=color, linewidth=2)
-        axis.plot(row.interval.mean, height, "o", color=color)
-        if low < left:
+        draw_interval(axis, height, row.interval, color)
+        if row.interval.low < left:
             axis.plot(left, height, "<", color=color, clip_on=False)
-        if high > right:
+        if row.interval.high > right:
             axis.plot(right, height, ">", color=color, clip_on=False)
         if row.paper:
             axis.plot(float(row.paper), height - 0.25, "kD", markersize=5, label=PAPER)
-    axis.set_yticks(range(len(rows)), map(name, rows), fontsize=8)
-    axis.set_ylim(len(rows) - 0.5, -0.5)
+    label_rows(axis, title, [name(row) for row in rows])
+
+
+def draw_interval(axis, height: float, found: Interval, color: str) -> None:
+    axis.plot([found.low, found.high], [height, height], color=color, linewidth=2)
+    axis.plot(found.mean, height, "o", color=color)
+
+
+def label_rows(axis, title: str, labels: list[str]) -> None:
+    """The first row is at the top."""
+    axis.set_yticks(range(len(labels)), labels, fontsize=8)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.grid(axis="x", color="0.9")
     axis.set_title(title, loc="left", fontsize=9)
+
+
+def draw_clock() -> None:
+    """Plots results/clock.png: the answers, a panel each."""
+    names = (
+        "(a) seconds to FedAvg's accuracy, FedCL / FedAvg",
+        "(b) points of waiting, minus no freezing",
+        "(b) points of accuracy, minus no freezing",
+        "(c) points of accuracy at equal time, selection by size minus others",
+    )
+    ratio, waiting, accuracy, lead = panels = [{}, {}, {}, {}]
+    for data, spread, found, _ in clock_answers.doubling():
+        ratio[f"{data}, spread {spread}"] = found
+    for data, spread, method, _, waits, ends in clock_answers.phases():
+        waiting[f"{data}, spread {spread}, {method}"] = waits
+        accuracy[f"{data}, {method}"] = ends  # at either spread
+    for data, spread, method, found in clock_answers.draws():
+        lead[f"{data}, spread {spread}, {method}"] = found
+
+    heights = [len(panel) + 1 for panel in panels]
+    figure, axes = plt.subplots(4, figsize=(9, 9), height_ratios=heights)
+    for axis, title, panel in zip(axes, names, panels, strict=True):
+        no_difference = 1 if panel is ratio else 0
+        axis.axvline(no_difference, color="0.6", linewidth=1)
+        for height, found in enumerate(panel.values()):
+            color = "0.5" if found.low <= no_difference <= found.high else "C0"
+            draw_interval(axis, height, found, color)
+        label_rows(axis, title, [f"{label}, n = {found.n}" for label, found in panel.items()])
+    axes[-1].set_xlabel("mean, 95 % interval; grey: contains no difference")
+    figure.tight_layout()
+    figure.savefig(FOLDER / "clock.png", dpi=100)
 
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()  # it has no options
     for script in SCRIPTS:
         draw(script)
+    draw_clock()
