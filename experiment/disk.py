@@ -200,7 +200,8 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
     refuse_other_scripts(folder, runs)
     mine = {run.path for run in runs}
     for run in runs:
-        similar = {*folder.glob(f"checkpoints/{run.label}-????????-trial{run.trial}.pt")}
+        name = f"{file_label(run.method)}-????????-trial{run.trial}.pt"
+        similar = {*folder.glob(f"checkpoints/{name}")}
         if similar and not similar & mine:
             fingerprints = [read(path, run.device)["fingerprint"] for path in sorted(similar)]
             changes = [differences(before, run.fingerprint) for before in fingerprints]

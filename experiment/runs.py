@@ -19,7 +19,7 @@ from data import Data, UsageError, first_line, load_data
 from nets import SIDE, seed_libraries, seeded
 from user_files import OURS, ROOT, file_of, is_ours, source_checksum
 
-from .disk import file_label, file_name, load, save
+from .disk import file_name, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
 from .processes import has_group, is_first, on_first_rank
@@ -59,15 +59,14 @@ class Run:
         self.finished = 0  # --rounds when it ended; 0: not yet
         self.diverged = ""  # what was not finite
         self.last_test = []  # the columns of a test that is due in the last round only
-        self.made_by = self.script.title() if self.script else ""
-        self.is_tracked = self.script is not None and self.script.track is not None
+        self.made_by = self.script.title()
+        self.is_tracked = self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
         self.device = self.config.device
         if self.device == "auto":
             self.device = "cpu" if gpu_fault() else "cuda"
         self.identity = self.config.results_depend_on()
         self.identity |= {"method": self.method, "trial": self.trial}
-        self.label = file_label(self.method)
         self.file = file_name(self.method, self.identity)
 
     def __str__(self) -> str:

@@ -657,17 +657,18 @@ def test_a_checkpoint_that_would_run_code_is_refused(work):
 
 def test_names_of_runs_become_files_without_clashes():
     flags = [{}, {"alpha": 0.5}, {"dataset": "/e"}, {"dataset": "-e"}, {"dataset": "e" * 300}]
+
+    def file(method="a", **options) -> str:
+        script = experiment.Script(federate, ("method",))
+        return experiment.Run(Config(**options), method, "", 0, script).file
+
     names = set()
     for method in ("a", "b/c", "b-c", "x" * 300):
-        for changes in flags:
-            run = experiment.Run(Config(**changes), method, "", 0, None)
-            names.add(run.file)
+        names |= {file(method, **changes) for changes in flags}
     assert len(names) == 20 and all(len(name) < 200 for name in names)
-    same = Config(jobs=2, trials=9, out="x", resume=True, rounds=9, data_dir="y")
-    files = [experiment.Run(config, "a", "seed=1", 0, None).file for config in (same, Config())]
-    assert files[0] == files[1]  # what changes no result, what else is swept
-    fixed = [experiment.Run(Config(fixed=True, rounds=n), "a", "", 0, None).file for n in (4, 9)]
-    assert fixed[0] != fixed[1]
+    same = {"jobs": 2, "trials": 9, "out": "x", "resume": True, "rounds": 9, "data_dir": "y"}
+    assert file(**same) == file()  # what changes no result
+    assert file(fixed=True, rounds=4) != file(fixed=True, rounds=9)
 
 
 # -------------------------------------------------------------------------- a command's results
