@@ -60,6 +60,7 @@ TEXT = {"dtype": str, "keep_default_na": False}
 CLAIMS = pd.read_csv(FOLDER / "claims.csv", **TEXT).set_index("claim")
 COMPARISONS = pd.read_csv(FOLDER / "comparisons.csv", **TEXT)
 PUBLISHED = pd.read_csv(FOLDER / "published.csv", **TEXT)
+CHECKS = json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_text())
 
 
 def family(claim: str) -> pd.DataFrame:
@@ -122,9 +123,8 @@ def direction(found: Interval, p: float, sign: str) -> str:
 
 def checks(claim: str) -> list[dict]:
     """Returns the lines of theory/figures/check.json that a claim of the theory is about."""
-    lines = json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_text())
     begins = re.compile(re.escape(CLAIMS.setting[claim]) + "(?!')")  # not "Theorem 1's step .."
-    return [line for line in lines if begins.match(line["statement"])]
+    return [line for line in CHECKS if begins.match(line["statement"])]
 
 
 # ------------------------------------------------------------------------------------------ tables
@@ -389,9 +389,9 @@ def statements(_: str) -> list[str]:
     fields = ("statement", "printed", "printed_ratio", "corrected", "corrected_ratio")
     fields += ("sharp_ratio", "note")
     rows = []
-    for line in json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_text()):
+    for line in CHECKS:
         if len((line["note"] or "").split()) > 20:
-            line["note"] = "see figures/check.json"
+            line = line | {"note": "see figures/check.json"}
         rows.append(tuple(cell(line[field]) for field in fields))
     return ["", *markdown(head, rows)]
 
