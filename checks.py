@@ -4,6 +4,8 @@ First come arrays of samples, labels and owners, which `data.from_arrays` define
 user's own models. This module knows no other module.
 """
 
+import math
+import numbers
 import pickle
 
 import numpy as np
@@ -256,6 +258,23 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(std > 1e-12 * mean.abs(), std, 1.0)
 
 
+def plain_row(row: dict, numeric: tuple[str, ...]) -> dict:
+    """Returns a row of metrics.csv in plain Python.
+
+    Raises UsageError for an array of several entries, and for a numeric column without a number.
+    """
+    plain = {}
+    for name, value in row.items():
+        if isinstance(value, (Tensor, np.ndarray, np.generic)):
+            if math.prod(value.shape) != 1:
+                raise UsageError(f"column {name} has shape {tuple(value.shape)}; wanted one number")
+            value = value.item()
+        if name in numeric and not isinstance(value, numbers.Real):
+            raise UsageError(f"column {name} is {value!r}; wanted a number")
+        plain[name] = value
+    return plain
+
+
 # ------------------------------------------------------------------------------- a user's own model
 
 
@@ -291,35 +310,47 @@ def refuse_unused(model, net: nn.Module, loss: Tensor) -> None:
 
 
 def refuse_state(model, x: Tensor) -> None:
-    """Raises UsageError if a training step changes more of a model than its weights.
+    """Raises UsageError if a model has state that is not averaged and saved.
 
-    Only weights, and float buffers that change in place, are averaged and saved. A test must not
-    change them. What lies outside the model's modules (closures, global names, Python's random) is
-    not seen.
+    Only weights, and float buffers that change in place, are averaged and saved. A training step
+    must change nothing else, and a test nothing at all. What lies outside the model's modules
+    (closures, global names, Python's random) is not seen.
     """
     theta = model.init(0)
     if not is_same(theta, model.init(0)):
         raise UsageError("its initial weights differ each time; wanted random numbers of torch")
     net = model.bind(model.by_layer(theta[None]), training=True, grad=True)
     before = remember(model, net)
+    constants = copies_of(model.constants)
     logits = net.head(net.features(x))
     refuse_unused(model, net, logits.sum())
     after = remember(model, net)
-    for name, module in after:
-        if after[name, module] != before.get((name, module)):
-            name = name.removeprefix("net.")
-            wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
-            raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
-    layers = model.by_layer(model.init(0)[None])
-    tensors = dict(zip(model.shapes, layers, strict=True)) | model.constants
-    copies = {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
-    net = model.bind(layers)
-    net.head(net.features(x))
-    for name, copy in copies.items():
-        if not is_same(copy, tensors[name]):
+    changed = {name for name, module in after if after[name, module] != before.get((name, module))}
+    if name := min(changed | changes(constants, model.constants), default=""):
+        wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
+        if name in model.shapes:
+            wanted = "change it in place: add_, copy_"
+        name = name.removeprefix("net.")
+        raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
+    for scale in (1, 10):  # a limit of the weights may be above those of the beginning
+        layers = model.by_layer(scale * theta[None])
+        tensors = dict(zip(model.shapes, layers, strict=True)) | model.constants
+        copies = copies_of(tensors)
+        net = model.bind(layers)
+        net.head(net.features(x))
+        if name := min(changes(copies, tensors), default=""):
             name = name.removeprefix("net.")
             wanted = "leave this out (such as max_norm), or do it only if self.training"
             raise UsageError(f"a test changes self.{name}; {wanted}")
+
+
+def copies_of(tensors: dict) -> dict:
+    return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+
+
+def changes(copies: dict, tensors: dict) -> set[str]:
+    """Returns the names of the tensors that are no longer as when `copies_of` copied them."""
+    return {name for name, copy in copies.items() if not is_same(copy, tensors[name])}
 
 
 def refuse_mixing(model, x: list[Tensor], batch: Tensor, K: int) -> None:
@@ -360,15 +391,15 @@ def logits_alone(model, thetas: Tensor, x: list[Tensor]) -> Tensor:
 
 
 def is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same entries, apart from those where `a` is NaN."""
-    return ((a == b) | (a != a)).all().item()
+    """Whether two tensors have the same entries. NaN is the same as NaN."""
+    return ((a == b) | ((a != a) & (b != b))).all().item()
 
 
 def remember(model, net: nn.Module) -> dict:
     """The attributes of a bound model's modules, and of the modules that it was copied from.
 
-    Hooks know the latter. Of weights and float buffers it keeps which tensor it is, and of other
-    tensors also the version. Of anything else it keeps the content.
+    Hooks know the latter. Of weights and float buffers it keeps which tensor it is and its memory,
+    and of other tensors also the version. Of anything else it keeps the content.
     """
     torchs_own = vars(nn.Module())
     found = {}
@@ -381,10 +412,16 @@ def remember(model, net: nn.Module) -> dict:
             if isinstance(value, Tensor):
                 is_averaged = name in model.shapes or name in model.ties
                 version = 0 if is_averaged else value._version
-                found[name, module] = (frozenset([value]), version)  # equal for the same tensor
+                tensor = frozenset([value])  # equal for the same one
+                found[name, module] = (tensor, memory_of(value), version)
             elif attribute != "leaves":
                 found[name, module] = content(value)
     return found
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Returns where its entries are; 0 if they are nowhere, as those of a skeleton."""
+    return 0 if tensor.is_meta or tensor.is_sparse else tensor.data_ptr()
 
 
 def content(value):

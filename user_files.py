@@ -5,6 +5,7 @@ lie next to it.
 """
 
 import ast
+import functools
 import importlib.util
 import modulefinder
 import os
@@ -28,6 +29,19 @@ def is_ours(file: str) -> bool:
     if ROOT not in path.parents:
         return False
     return path.relative_to(ROOT).parts[0].removesuffix(".py") in OURS
+
+
+@functools.cache
+def our_code() -> dict[str, int]:
+    """Returns {file: CRC-32} of this project's modules that are imported, without experiment/."""
+    found = {}
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None) or ""
+        if file.startswith(str(ROOT)) and file.endswith(".py") and is_ours(file):
+            path = Path(file).relative_to(ROOT)
+            if path.parts[0] != "experiment":
+                found[str(path)] = zlib.crc32(Path(file).read_bytes())
+    return found
 
 
 def file_of(thing: Callable) -> str:

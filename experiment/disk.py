@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from checks import GPU_ERRORS
+from checks import is_of_the_machine
 from data import UsageError, first_line
 
 from .processes import on_first_rank
@@ -29,8 +29,8 @@ from .terminal import say
 # ---------------------------------------------------------------------------------- checkpoints
 
 
-SAVED = "tensors, NumPy arrays of numbers, and plain Python"
-# what torch.load must know to read arrays; bytes: of an empty one
+SAVED = "tensors, NumPy arrays of numbers or text, and plain Python"
+# what torch.load must know to read arrays; an empty one needs bytes
 NUMPY = [np.ndarray, np.dtype, bytes]
 NUMPY += [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
 NUMPY += [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + "?efdFDSU"]
@@ -51,8 +51,6 @@ def save(path: Path, fingerprint: dict, content) -> None:
             os.fsync(file.fileno())
         torch.load(half, map_location="cpu", weights_only=True, mmap=True)  # may fail
         half.replace(path)
-    except GPU_ERRORS:
-        raise
     except (pickle.PickleError, AttributeError, TypeError) as error:
         half.unlink(missing_ok=True)
         found = re.search(r"GLOBAL (\S+)", str(error))
@@ -60,6 +58,8 @@ def save(path: Path, fingerprint: dict, content) -> None:
         raise UsageError(f"{what} cannot be saved for --resume: wanted {SAVED}") from None
     except (OSError, RuntimeError) as error:  # the second is torch's, for a write that failed
         half.unlink(missing_ok=True)
+        if is_of_the_machine(error):
+            raise
         reason = f"cannot be written, is the disk full? ({first_line(error)})"
         raise OSError(f"{path}: {reason}") from None
 
@@ -95,15 +95,16 @@ def read(path: Path, device: str) -> dict:
 
     try:
         with zipfile.ZipFile(path) as file:
-            wrong = file.testzip()  # torch does not look at the checksums
+            if file.testzip():  # torch does not look at the checksums
+                raise ValueError
         saved = torch.load(path, weights_only=True, map_location=place)
-        if wrong or not isinstance(saved["fingerprint"], dict) or "content" not in saved:
+        if not isinstance(saved["fingerprint"], dict) or "content" not in saved:
             raise ValueError
-    except GPU_ERRORS:
-        raise
     except OSError as error:
         raise OSError(f"{path}: cannot be read ({error.strerror})") from None
-    except Exception:  # torch, zip and pickle name each damage in their own way
+    except Exception as error:  # torch, zip and pickle name each damage in their own way
+        if is_of_the_machine(error):
+            raise
         advice = "delete it, and --resume trains this run again"
         raise UsageError(f"{path}: damaged; {advice}") from None
     return saved
@@ -113,7 +114,11 @@ def differences(before: dict, now: dict) -> list[str]:
     """Says what changed, with both values."""
     found = []
     for name in before | now:
-        if before.get(name) != now.get(name):
+        if before.get(name) == now.get(name):
+            continue
+        if name.endswith(", checksum") and name in before and name in now:
+            found.append(f"{name.removesuffix(', checksum')} was edited")
+        else:
             found.append(f"{name} {before.get(name)}, not {now.get(name)}")
     return found
 
@@ -230,14 +235,18 @@ OLD_FIGURES = ("differences.png", "own_accuracy.png", "summary.png")
 
 
 def files_of_before(folder: Path) -> list[str]:
-    """Returns the files that the command before wrote into the folder, as its summary says."""
+    """Returns the files that the command before wrote into the folder, as its summary says.
+
+    Files in a folder that is a link now, or within one, are the user's.
+    """
     try:
         summary = json.loads((folder / "summary.json").read_text())
         names = summary.get("files", OLD_FIGURES)  # summaries of version 0.1.0 do not say it
-        paths = [Path(name) for name in names]
+        paths = [Path(name) for name in names if not Path(name).is_absolute()]
     except (OSError, ValueError, AttributeError, TypeError):
         return []
-    return [str(path) for path in paths if not path.is_absolute() and ".." not in path.parts]
+    top = folder.resolve()
+    return [str(path) for path in paths if (top / path).parent.resolve() == top / path.parent]
 
 
 def summary_last(name: str) -> tuple[bool, str]:

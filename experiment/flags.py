@@ -150,7 +150,7 @@ class Config:
 
     def check(self) -> None:
         """Raises UsageError for a value outside its limits, and where options contradict."""
-        for name in self.__dataclass_fields__:
+        for name in defaults_of(type(self)):
             if name not in self.computed:
                 check_value(type(self), name, getattr(self, name))
         if self.clients_per_round > self.clients:
@@ -177,7 +177,7 @@ class Config:
     def flags(self, *roles: str) -> dict:
         """{name: value} of the options with these roles that this config's method uses."""
         values = {}
-        for name in self.__dataclass_fields__:
+        for name in defaults_of(type(self)):
             about = about_flag(type(self), name)
             is_used = about["when"] is None or about["when"](self)
             if about["role"] in roles and is_used and name not in BASES[self.base].unread:
@@ -202,20 +202,32 @@ def about_flag(config_class, name: str) -> dict:
     raise UsageError(f"{config_class.__name__}.{name} is no option; wanted {name}: .. = flag(..)")
 
 
+def defaults_of(config_class) -> dict:
+    """Returns {name: default} of a Config's options."""
+    return {field.name: field.default for field in dataclasses.fields(config_class)}
+
+
 def check_config(config_class) -> None:
-    """Raises UsageError if a class sets options that a dataclass does not see."""
-    seen = set()
-    for owner in config_class.__mro__:
-        fields = getattr(owner, "__dataclass_fields__", config_class.__dataclass_fields__)
-        own = {name: value for name, value in vars(owner).items() if name not in seen}
-        seen.update(own)
-        for name, value in own.items():
-            if isinstance(value, types.MemberDescriptorType):
-                raise UsageError(f"{owner.__name__}: leave out slots=True, which hides options")
-            is_hidden = name in fields and fields[name].default is not value
-            if is_hidden or isinstance(value, dataclasses.Field):
-                advice = "write @dataclass above the class, and a type after the name"
-                raise UsageError(f"{owner.__name__}.{name} is no option: {advice}")
+    """Raises UsageError if a class sets options that a dataclass does not see, or of no kind."""
+    defaults = defaults_of(config_class)
+    options = {*defaults, *defaults_of(Config)}
+    for name in dir(config_class):
+        owner = next(base for base in config_class.__mro__ if name in vars(base))
+        value = vars(owner)[name]
+        if name in options and isinstance(value, types.MemberDescriptorType):
+            raise UsageError(f"{owner.__name__}: leave out slots=True, which hides options")
+        is_hidden = name in options and value is not defaults.get(name)
+        if is_hidden or isinstance(value, dataclasses.Field):
+            advice = "write @dataclass above the class, and a type after the name"
+            if owner is not config_class and name in vars(owner).get("__dataclass_fields__", ()):
+                advice = f"{config_class.__name__} has another: write its type and value there"
+            raise UsageError(f"{owner.__name__}.{name} is no option: {advice}")
+    for name in defaults:
+        kind = about_flag(config_class, name)["kind"]
+        if kind not in KINDS:
+            known = ", ".join(known.__name__ for known in KINDS)
+            found = f"{config_class.__name__}.{name} has a default of type {kind.__name__}"
+            raise UsageError(f"{found}; wanted one of {known}")
 
 
 def option(name: str) -> str:
@@ -292,7 +304,7 @@ def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list,
         given = parser.parse_args(preset + argv)
 
     grid = {}
-    for name in config_class.__dataclass_fields__:
+    for name in defaults_of(config_class):
         value = getattr(given, name)
         values = value if isinstance(value, list) else [value]
         grid[name] = list(dict.fromkeys(values))
@@ -325,8 +337,8 @@ def make_parser(config_class, presets: dict, example: str) -> Parser:
     parser.add_argument("--list-presets", action="store_true", help=words)
     own = parser.add_argument_group("options of this script")
     shared = parser.add_argument_group("options of every script")
-    for name in config_class.__dataclass_fields__:
-        group = shared if name in Config.__dataclass_fields__ else own
+    for name in defaults_of(config_class):
+        group = shared if name in defaults_of(Config) else own
         add_option(group, config_class, name)
     return parser
 
@@ -334,7 +346,7 @@ def make_parser(config_class, presets: dict, example: str) -> Parser:
 def add_option(group, config_class, name: str) -> None:
     """Adds a field of a Config. It takes several values if it may be swept."""
     about = about_flag(config_class, name)
-    default = config_class.__dataclass_fields__[name].default
+    default = defaults_of(config_class)[name]
     words = about["help"]
     if about["choices"]:
         words += f": {', '.join(about['choices'])}"

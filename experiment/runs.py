@@ -14,20 +14,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 import common
+from checks import plain_row
 from common import ADVICE, NonFiniteError
 from data import Data, UsageError, first_line, load_data
 from nets import SIDE, seed_libraries, seeded
-from user_files import OURS, ROOT, file_of, is_ours, source_checksum
+from user_files import OURS, ROOT, file_of, is_ours, our_code, source_checksum
 
 from .disk import file_name, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
 from .processes import has_group, is_first, on_first_rank
-from .terminal import say
+from .terminal import say, say_once
 
 # counted from round 1 on
 TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
-KEPT = ("rows", "state", "finished", "diverged", "made_by", "last_test")  # in a checkpoint
+KEPT = ("rows", "state", "finished", "diverged", "made_by", "code", "last_test")  # in a checkpoint
 NO_SETTING = "-"  # where nothing is swept but the methods
 
 
@@ -60,6 +61,7 @@ class Run:
         self.diverged = ""  # what was not finite
         self.last_test = []  # the columns of a test that is due in the last round only
         self.made_by = self.script.title()
+        self.code = our_code()  # when its first round began
         self.is_tracked = self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
         self.device = self.config.device
@@ -112,8 +114,8 @@ class Run:
         update  what the clients sent: `fl.train` returns it
         last    whether no round follows, although --rounds is not reached
 
-        Raises UsageError for another t or state than those of `rounds`, and NonFiniteError if the
-        loss of the test is not finite.
+        Raises UsageError for another t or state than those of `rounds` and for columns that cannot
+        be, and NonFiniteError if the loss of the test is not finite.
         """
         if t != len(self.rows) or state is not self.state:
             wanted = "wanted run.record(t, state, ..) with the t and state of run.rounds"
@@ -123,21 +125,19 @@ class Run:
         took_steps = update.train_loss[update.steps > 0]
         row["train_loss"] = took_steps.mean() if len(took_steps) else math.nan
         self.forget_last_test()
+        test = {}
         is_due = (t + 1) % self.config.eval_every == 0
         if is_due or last or t + 1 == self.config.rounds:
-            test = self.fl.test(state)
-            if not math.isfinite(test.get("loss", 0)):
-                raise NonFiniteError(f"round {t + 1}: the test loss is not finite; {ADVICE}")
-            row |= test
+            test = {"accuracy": None} | self.fl.test(state)
             if not is_due:
                 self.last_test = [*(test.keys() - columns.keys())]
-        if taken := columns.keys() & self.row_of(t).keys():
+        taken = row.keys() & test.keys() | {*self.row_of(t), "seconds"} & columns.keys()
+        if taken:
             raise UsageError(f"run.record: {', '.join(sorted(taken))}: choose another name")
-        row |= columns
+        row = plain_row(row | test | columns, (*TOTALS, "accuracy", "loss"))
+        if not math.isfinite(row.get("loss", 0)):
+            raise NonFiniteError(f"round {t + 1}: the test loss is not finite; {ADVICE}")
         row["seconds"] = time.perf_counter() - self.began
-        for name, value in row.items():
-            if hasattr(value, "item"):
-                row[name] = value.item()
         for name in TOTALS:
             before = self.rows[-1][name] if self.rows else 0
             row[name] = round(row[name] + before, 6)
@@ -223,7 +223,11 @@ class Run:
         Raises UsageError if it is of a longer run. After its last round such a run did not do what
         is done at the end, such as a test.
         """
+        now = self.code
         vars(self).update(load(self.path, self.fingerprint, self.device))
+        for file in now.keys() & self.code.keys():
+            if now[file] != self.code[file]:
+                say_once(f"{file} was edited since these runs began: both versions trained them")
         least = len(self.rows)
         if self.finished < least and not self.diverged:
             least += 1

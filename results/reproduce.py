@@ -1,10 +1,11 @@
-"""python -m results.reproduce [--only A6 C2 ..] [--scale paper|reduced] [--list]
+"""python -m results.reproduce [--only A6 C2 ..] [--scale paper|reduced] [--list] [--replace]
 
 Makes the runs of claims again. Each row of reproduce.csv is a command. It has a place under runs/,
 the claims that it decides, a scale, core-hours, and words. A complete run is skipped, and an
-interrupted one is resumed. The rounds of a finished run are written to rounds.csv.xz. From this
-file `python -m results.tables` writes the pages. A run that diverged is no evidence: it is not
-published, and the exit status is 3.
+interrupted one is resumed. The rounds of a finished run are compared with those in rounds.csv.xz,
+digit by digit. They are written there if the run is new, or with --replace. From this file `python
+-m results.tables` writes the pages. A run that diverged is no evidence: it is not published, and
+the exit status is 3.
 """
 
 import argparse
@@ -92,10 +93,11 @@ def diverged(work) -> bool:
     return "diverged" in rounds and bool(rounds.diverged.any())
 
 
-def publish(work) -> None:
-    """Writes the rounds of a finished run to rounds.csv.xz. They replace older ones.
+def publish(work, replace=False) -> None:
+    """Writes the rounds of a finished run to rounds.csv.xz, and says whether they are as there.
 
-    A lock keeps a second command from losing these rows. A kill leaves the old file or the new one.
+    Others that are there already are replaced only with `replace`. A lock keeps a second command
+    from losing these rows. A kill leaves the old file or the new one.
     """
     path = evidence.FOLDER / "rounds.csv.xz"
     half = path.with_name(f"{os.getpid()}.{path.name}")
@@ -108,6 +110,11 @@ def publish(work) -> None:
         before = pd.read_csv(path, **text)
         theirs = before[before.run == work.place]
         if theirs.values.tolist() == rounds.values.tolist():
+            print(f"its rounds are those of {path.name}, to the last digit")
+            return
+        if work.place in evidence.trials().index and not replace:
+            found = change(theirs, rounds)
+            print(f"its rounds are not those of {path.name} ({found}); --replace writes them there")
             return
         both = pd.concat([before[before.run != work.place], rounds])
         try:
@@ -118,13 +125,23 @@ def publish(work) -> None:
     print(f"its rounds are in {path.name}; python -m results.tables writes the pages")
 
 
+def change(before: pd.DataFrame, now: pd.DataFrame) -> str:
+    """Says how the rounds of a run differ from those before."""
+    if before.empty:
+        return "which has none: trials.csv.xz has each trial's values"
+    if len(before) != len(now):
+        return f"{len(now)}, not {len(before)}"
+    columns = [name for name in COLUMNS if before[name].tolist() != now[name].tolist()]
+    return ", ".join(columns)
+
+
 def show(works: pd.DataFrame) -> None:
     """Prints --list: a line for each, and the hours in all."""
     for work in works.itertuples():
         hours = f"{work.hours:.1f} core-hours"
         words = shlex.join(command(work))
         print(f"{work.claims:12} {work.scale:8} {hours:>16} {state_of(work):16} python {words}")
-    print(f"{len(works)} commands, {works.hours.sum():.0f} core-hours in all")
+    print(f"{len(works)} commands, {works.hours.sum():.1f} core-hours in all")
 
 
 def main(argv: list[str]) -> int:
@@ -133,6 +150,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="CLAIM", help="or places")
     parser.add_argument("--scale", choices=("all", "paper", "reduced", "program"), default="all")
     parser.add_argument("--list", action="store_true", help="print them and their hours, and stop")
+    parser.add_argument("--replace", action="store_true", help="rounds that differ")
     flags = parser.parse_args(argv)
     try:
         works = choose(read_works(), flags.only, flags.scale)
@@ -145,17 +163,18 @@ def main(argv: list[str]) -> int:
         print(f"no command of scale {flags.scale} among these")
     status = 0
     for work in works.itertuples():
-        of_work = make(work)
+        of_work = make(work, flags.replace)
         if of_work not in (0, 3):
             return of_work
         status = max(status, of_work)
     return status
 
 
-def make(work) -> int:
-    """Runs one command, unless it is complete, and publishes its rounds. Returns the status.
+def make(work, replace: bool) -> int:
+    """Runs one command, unless it is complete, and compares or publishes its rounds.
 
-    The status of a command that a signal killed is 128 and the signal's number, as in a shell.
+    Returns the status. That of a command that a signal killed is 128 and the signal's number, as in
+    a shell.
     """
     status = 0
     if is_experiment(work) and is_complete(work):
@@ -174,7 +193,7 @@ def make(work) -> int:
     if diverged(work):
         print(f"runs/{work.place}: a run diverged, so it is no evidence and is not published")
         return 3
-    publish(work)
+    publish(work, replace)
     return 0
 
 

@@ -113,7 +113,7 @@ def label(claim: str) -> str:
 
 def direction(found: Interval, p: float, sign: str) -> str:
     """Returns one of DIRECTIONS: what a comparison is for its claim."""
-    if p >= 0.05:
+    if not p < 0.05:
         return UNDECIDED
     if sign == "0":  # a claim of no difference
         return "against"

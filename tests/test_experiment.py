@@ -3,6 +3,7 @@
 Nothing is trained: its federation is a real one, but a round is a keyed draw.
 """
 
+import enum
 import errno
 import functools
 import importlib
@@ -297,6 +298,10 @@ def parsed(*argv):
     return experiment.parse(Config, PRESETS, DOC, list(argv))
 
 
+class Kind(enum.Enum):
+    A = 1
+
+
 def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     class Forgotten(Config):
         clients: int = 8
@@ -304,8 +309,32 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     class Untyped(Config):
         lr = 0.5
 
+    @dataclass
     class Free(Config):
         limits: ClassVar[dict] = {}
+
+    @dataclass
+    class Faster(Config):
+        lr: float = 0.5
+
+    @dataclass
+    class Shaped(Config):
+        shape: str = experiment.flag("round", "a shape")
+
+    @dataclass
+    class Both(Shaped, Faster):  # Python's Both.lr is 0.5, but its dataclass has Shaped's 0.01
+        pass
+
+    @dataclass
+    class Named(Config):
+        kind: Kind = experiment.flag(Kind.A, "a kind")
+
+    class Cache:
+        __slots__ = ("cache",)
+
+    @dataclass
+    class Cached(Cache, Config):
+        pass
 
     @dataclass
     class Bare(Config):
@@ -335,7 +364,11 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
             experiment.parse(config, {}, DOC, [])
     with pytest.raises(UsageError, match="^Small.clients is no option"):
         experiment.parse(Later, {}, DOC, [])
-    assert experiment.parse(Free, {}, DOC, [])
+    assert experiment.parse(Free, {}, DOC, []) and experiment.parse(Cached, {}, DOC, [])
+    with pytest.raises(UsageError, match="^Faster.lr is no option: Both has another"):
+        experiment.parse(Both, {}, DOC, [])
+    with pytest.raises(UsageError, match="^Named.kind has a default of type Kind; wanted"):
+        experiment.parse(Named, {}, DOC, [])
     with pytest.raises(UsageError, match="^Slots: leave out slots=True"):
         experiment.parse(Slots, {}, DOC, [])
     assert experiment.parse(Replaced, {}, DOC, ["--method", "a"])[0][0].clients == 7
@@ -513,6 +546,40 @@ def test_a_column_cannot_have_the_name_of_one_that_names_the_run(work):
         trained(a_run("r", federate=federate_twice))
 
 
+COLUMNS = {
+    "seconds: choose another name": {"seconds": 1.0},
+    "column own has shape .2,.; wanted one number": {"own": np.zeros(2)},
+    "column uploads is 'many'; wanted a number": {"uploads": "many"},
+    "column loss is None; wanted a number": {"loss": None},
+}
+
+
+@pytest.mark.parametrize("line", COLUMNS)
+def test_a_column_that_cannot_be_is_one_line(line, work):
+    def federate(config, fl, run):
+        state = {"base": {}, "history": [0.5]}
+        for t in run.rounds(state):
+            run.record(t, state, an_update(), **COLUMNS[line])
+
+    with pytest.raises(UsageError, match=line):
+        trained(a_run("r", federate=federate))
+
+
+@pytest.mark.parametrize(
+    "test, line",
+    [
+        ({"accuracy": 1.0, "samples": 3}, "samples: choose another name"),
+        ({"accuracy": 1.0, "train_loss": 3.0}, "train_loss: choose another name"),
+        ({"loss": 1.0}, "column accuracy is None; wanted a number"),
+    ],
+)
+def test_a_test_of_the_users_must_find_an_accuracy_and_no_column_of_ours(test, line, work):
+    run = a_run("r")
+    run.fl.test = lambda state: test
+    with pytest.raises(UsageError, match=line):
+        trained(run)
+
+
 def test_a_state_that_cannot_be_saved_is_named_whenever_it_comes(work):
     def federate_late(config, fl, run):
         state = {"weights": torch.zeros(2), "base": {}, "history": [0.5]}
@@ -639,6 +706,16 @@ def test_a_bad_checkpoint_is_one_line_and_left_alone(bad, work, capsys):
     assert path.name in refused(capsys, "--out=r", "--resume")
     kept = {name for name in before if name.suffix == ".pt" or name.name == "metrics.csv"}
     assert all(files("r")[name] == before[name] for name in kept)
+
+
+def test_a_checkpoint_that_does_not_fit_into_memory_is_not_called_damaged(work, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
+
+    run = trained(a_run("r"))
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        run.load()
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(work):
@@ -895,6 +972,14 @@ def test_the_files_of_a_scripts_own_folder_are_as_new_as_the_others(work):
     assert (work / "kept").read_text() == "b"  # the link was deleted, and not what it leads to
 
 
+def test_files_that_a_user_put_elsewhere_stay_behind_a_link(work):
+    main(["--out=r", "--method=b", "--trials=1"], plot=plot_into_a_folder)
+    (work / "r/mine").rename(work / "kept")
+    (work / "r/mine").symlink_to(work / "kept")
+    main(["--out=r", "--method=b", "--trials=1", "--resume"])
+    assert (work / "kept/b").read_text() == "b"
+
+
 def test_resume_names_a_changed_flag_with_both_values(work, capsys):
     start("--out=r", "--alpha=0.5")
     before = table("r")
@@ -995,7 +1080,7 @@ def test_an_edited_file_of_the_users_is_not_resumed(work, capsys):
     start("--out=r", "--rule=mine.py:rule", "--resume")
     Path("mine.py").write_text("def rule(): return 2\n")
     line = refused(capsys, "--out=r", "--rule=mine.py:rule", "--resume")
-    assert "another run's (the file of --rule, checksum " in line
+    assert "another run's (the file of --rule was edited)" in line
 
 
 def test_a_neighbour_of_the_users_file_decides_the_result_too(work, capsys):
@@ -1004,7 +1089,7 @@ def test_a_neighbour_of_the_users_file_decides_the_result_too(work, capsys):
     start("--out=r", "--rule=mine.py:rule")
     Path("beside.py").write_text("x = 2\n")
     line = refused(capsys, "--out=r", "--rule=mine.py:rule", "--resume")
-    assert "another run's (the file of --rule, checksum " in line
+    assert "another run's (the file of --rule was edited)" in line
 
 
 @pytest.mark.parametrize("edited", ["own_script.py", "own_steps.py"])
@@ -1018,9 +1103,34 @@ def test_an_edited_script_of_the_users_is_not_resumed(edited, work, capsys, monk
     start("--out=r", "--resume", **hooks)
     Path(edited).write_text(Path(edited).read_text() + "# edited\n")
     line = refused(capsys, "--out=r", "--resume", **hooks)
-    assert "another run's (the file own_script.py, checksum " in line
+    assert "another run's (the file own_script.py was edited)" in line
     for name in ("own_script", "own_steps"):
         del sys.modules[name]
+
+
+def test_an_edit_of_our_code_is_said_when_a_run_goes_on(tmp_path):
+    """Rounds of two algorithms in one run may be meant, but must be known."""
+    top = Path(common.__file__).parent
+    for path in [*top.glob("*.py"), top / "experiment"]:
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        copy(path, tmp_path / path.name)
+
+    def said(*words) -> str:
+        words = ["fedcl_fgn.py", "--trials=1", "--method=base", "--out=r", "--jobs=1", *words]
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    said("--rounds=1")
+    assert "edited" not in said("--rounds=1", "--resume")
+    text = (tmp_path / "bases.py").read_text()
+    (tmp_path / "bases.py").write_text(text + "# edited\n")
+    assert said("--rounds=2", "--resume").count("bases.py was edited since") == 1
+    (tmp_path / "experiment/report.py").open("a").write("# edited\n")
+    (tmp_path / "bases.py").write_text(text)
+    assert "edited" not in said("--rounds=3", "--resume")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -551,6 +551,8 @@ STATE = {
     "queue": own_net("self.q = collections.deque(maxlen=3)", "self.q.append(x.mean())"),
     "array": own_net("self.a = np.zeros(2000)", "self.a[1000] += 1"),
     "tensor": own_net("self.t = torch.zeros(2)", "self.t += 1"),
+    "integer buffer by .data": own_net(BUFFER.replace("1)", "1, dtype=int)"), "self.ema.data += 1"),
+    "weight by .data": own_net(after="self.out.weight.data = self.out.weight.data.clamp(-1, 1)"),
 }
 
 
@@ -569,6 +571,11 @@ IN_A_TEST = {
         "y = y + self.ema",
     ),
     "weights": own_net(after="self.out.weight.data.clamp_(-0.01, 0.01)"),
+    "later weights": own_net(after="self.out.weight.data.clamp_(-0.5, 0.5)"),
+    "unset": own_net(
+        BUFFER.replace("zeros(1)", "full((1,), float('nan'))"),
+        "self.training or self.ema.copy_(torch.nan_to_num(self.ema, 3.0))",
+    ),
     "embedding": """
 from torch import nn
 def Net(channels, side, classes):
@@ -584,6 +591,12 @@ def test_a_net_that_a_test_changes_is_refused(kind, tmp_path):
     data = random_text() if kind == "embedding" else random_images()
     with pytest.raises(UsageError, match=r"^--model [^\n]*a test changes self\.[^\n]*$"):
         build_model(write_net(tmp_path, IN_A_TEST[kind]), data)
+
+
+def test_a_net_can_have_an_empty_buffer(tmp_path):
+    text = own_net("self.register_buffer('none', torch.zeros(0))")
+    model = build_model(write_net(tmp_path, text), random_images())
+    assert model.size == model.trainable
 
 
 def test_a_net_can_use_its_own_parameters_and_buffers_shared_by_layers(tmp_path):

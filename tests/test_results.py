@@ -387,6 +387,12 @@ def test_only_takes_claims_and_places():
         reproduce.choose(WORKS, ["A6", "A99"], "all")
 
 
+def test_differences_of_exactly_zero_decide_nothing():
+    zero = evidence.interval(np.zeros(3))
+    for sign in ("+", "-", "<=", "0"):
+        assert tables.direction(zero, np.nan, sign) == "undecided"
+
+
 def test_the_list_has_hours_state_and_total(capsys):
     assert reproduce.main(["--only", "A8", "A9", "A14", "--list"]) == 0
     *lines, total = capsys.readouterr().out.splitlines()
@@ -420,7 +426,17 @@ def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch, capsys):
     assert list(rounds.accuracy) == list(metrics.accuracy)
     capsys.readouterr()
     assert reproduce.main(["--only", "A6"]) == 0
-    assert capsys.readouterr().out == "already made: runs/fedavg_curriculum/tiny\n"
+    made, published = capsys.readouterr().out.splitlines()
+    assert made == "already made: runs/fedavg_curriculum/tiny"
+    assert published == "its rounds are those of rounds.csv.xz, to the last digit"
+    other = metrics.assign(accuracy=[11.0, *metrics.accuracy[1:]])
+    other.to_csv(tmp_path / "fedavg_curriculum/tiny/metrics.csv", index=False)
+    monkeypatch.setattr(evidence, "trials", lambda: pd.DataFrame(index=[line["place"]]))
+    assert reproduce.main(["--only", "A6"]) == 0
+    assert "not those of rounds.csv.xz (accuracy); --replace" in capsys.readouterr().out
+    assert rounds.equals(pd.read_csv(tmp_path / "rounds.csv.xz"))
+    assert reproduce.main(["--only", "A6", "--replace"]) == 0
+    assert pd.read_csv(tmp_path / "rounds.csv.xz").accuracy[0] == 11
     assert reproduce.main(["--only", "A6", "--scale", "paper"]) == 0
     assert "no command of scale paper" in capsys.readouterr().out
 
