@@ -83,7 +83,7 @@ class Config:
     classes_per_client: int = dealing(
         2, "classes of a client, in the partitions label-skew and dirichlet-ext", low=1, high=1000
     )
-    min_size: int = dealing(1, "smallest number of samples of a client", low=1, high=10**6)
+    min_size: int = dealing(1, "least samples of a client; natural: at least 2", low=1, high=10**6)
     parts: int = dealing(
         0,
         "divide the data into this many parts, keep --clients of them (0: no)",

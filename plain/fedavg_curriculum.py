@@ -45,6 +45,7 @@ How this differs from the paper:
   is N at once (Table 5). Here all five are corrected.
 - The paper sorts by descending score 1 / loss, which gives the same order.
 - The paper trains on "{x_1, .., x_g}" at a step. Here this means one batch from these samples.
+- The paper writes train(theta_g, ..) at each step. Here a step begins where the last one ended.
 - The paper's random order is a new one at each step. Here it is a new one in each round.
 - The paper has larger data, 100 clients, 100 rounds, 10 epochs and a falling learning rate. Here
   LeNet-5 learns scikit-learn's digits: 1437 images to train it, 360 to test it.
