@@ -258,19 +258,23 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(std > 1e-12 * mean.abs(), std, 1.0)
 
 
-def plain_row(row: dict, numeric: tuple[str, ...]) -> dict:
+def plain_row(row: dict, totals=()) -> dict:
     """Returns a row of metrics.csv in plain Python.
 
-    Raises UsageError for an array of several entries, and for a numeric column without a number.
+    Raises UsageError for an array of several entries, and if a column of `totals` has no finite
+    number, or one of a test none.
     """
     plain = {}
     for name, value in row.items():
-        if isinstance(value, (Tensor, np.ndarray, np.generic)):
+        if hasattr(value, "item"):
             if math.prod(value.shape) != 1:
                 raise UsageError(f"column {name} has shape {tuple(value.shape)}; wanted one number")
             value = value.item()
-        if name in numeric and not isinstance(value, numbers.Real):
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if name in ("accuracy", "loss", *totals) and not is_number:
             raise UsageError(f"column {name} is {value!r}; wanted a number")
+        if name in totals and not abs(value) < math.inf:
+            raise UsageError(f"column {name} is {value!r}; wanted a finite number")
         plain[name] = value
     return plain
 
@@ -313,8 +317,8 @@ def refuse_state(model, x: Tensor) -> None:
     """Raises UsageError if a model has state that is not averaged and saved.
 
     Only weights, and float buffers that change in place, are averaged and saved. A training step
-    must change nothing else, and a test nothing at all. What lies outside the model's modules
-    (closures, global names, Python's random) is not seen.
+    must change nothing else, and a test no weight and no buffer. What lies outside the model's
+    modules (closures, global names, Python's random) is not seen.
     """
     theta = model.init(0)
     if not is_same(theta, model.init(0)):
@@ -332,16 +336,15 @@ def refuse_state(model, x: Tensor) -> None:
             wanted = "change it in place: add_, copy_"
         name = name.removeprefix("net.")
         raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
-    for scale in (1, 10):  # a limit of the weights may be above those of the beginning
-        layers = model.by_layer(scale * theta[None])
-        tensors = dict(zip(model.shapes, layers, strict=True)) | model.constants
-        copies = copies_of(tensors)
-        net = model.bind(layers)
-        net.head(net.features(x))
-        if name := min(changes(copies, tensors), default=""):
-            name = name.removeprefix("net.")
-            wanted = "leave this out (such as max_norm), or do it only if self.training"
-            raise UsageError(f"a test changes self.{name}; {wanted}")
+    layers = model.by_layer(theta[None])
+    tensors = dict(zip(model.shapes, layers, strict=True)) | model.constants
+    copies = copies_of(tensors)
+    net = model.bind(layers)
+    net.head(net.features(x))
+    if name := min(changes(copies, tensors), default=""):
+        name = name.removeprefix("net.")
+        wanted = "leave this out (such as max_norm), or do it only if self.training"
+        raise UsageError(f"a test changes self.{name}; {wanted}")
 
 
 def copies_of(tensors: dict) -> dict:
@@ -392,7 +395,10 @@ def logits_alone(model, thetas: Tensor, x: list[Tensor]) -> Tensor:
 
 def is_same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same entries. NaN is the same as NaN."""
-    return ((a == b) | ((a != a) & (b != b))).all().item()
+    if a.shape != b.shape:
+        return False
+    are_nan = (a != a) & (b != b)
+    return ((a == b) | are_nan).all().item()
 
 
 def remember(model, net: nn.Module) -> dict:

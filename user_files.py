@@ -5,7 +5,6 @@ lie next to it.
 """
 
 import ast
-import functools
 import importlib.util
 import modulefinder
 import os
@@ -31,16 +30,15 @@ def is_ours(file: str) -> bool:
     return path.relative_to(ROOT).parts[0].removesuffix(".py") in OURS
 
 
-@functools.cache
 def our_code() -> dict[str, int]:
     """Returns {file: CRC-32} of this project's modules that are imported, without experiment/."""
     found = {}
-    for module in [*sys.modules.values()]:
-        file = getattr(module, "__file__", None) or ""
-        if file.startswith(str(ROOT)) and file.endswith(".py") and is_ours(file):
-            path = Path(file).relative_to(ROOT)
-            if path.parts[0] != "experiment":
-                found[str(path)] = zlib.crc32(Path(file).read_bytes())
+    for name, module in [*sys.modules.items()]:
+        top = name.partition(".")[0]
+        file = getattr(module, "__file__", None)  # None: a folder, or a notebook
+        if top in {*OURS, "__main__"} - {"experiment"} and file and is_ours(file):
+            path = Path(file).resolve()
+            found[str(path.relative_to(ROOT))] = zlib.crc32(path.read_bytes())
     return found
 
 

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from checks import is_of_the_machine
 from data import UsageError, first_line
+from user_files import our_code
 
 from .processes import on_first_rank
 from .terminal import say
@@ -117,7 +118,7 @@ def differences(before: dict, now: dict) -> list[str]:
         if before.get(name) == now.get(name):
             continue
         if name.endswith(", checksum") and name in before and name in now:
-            found.append(f"{name.removesuffix(', checksum')} was edited")
+            found.append(f"{name.removesuffix(', checksum')}, or one that it imports, was edited")
         else:
             found.append(f"{name} {before.get(name)}, not {now.get(name)}")
     return found
@@ -168,13 +169,14 @@ def locked(folder: Path):
 
 
 CHECKPOINTS = "checkpoints/*-trial*.pt"
+CODE = ".code.json"  # {file: checksums of its versions}
 
 
 def refuse_files(folder: Path) -> None:
     """Raises UsageError if there is anything in the folder, or if it is none."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise UsageError(f"--out {folder}: is a file; choose a folder")
-    if {*folder.glob("*")} - {folder / ".lock"}:
+    if {*folder.glob("*")} - {folder / ".lock", folder / CODE}:
         has_runs = any(folder.glob(CHECKPOINTS))
         advice = "results; --resume continues" if has_runs else "files; choose an empty folder"
         raise UsageError(f"--out {folder}: holds {advice}")
@@ -182,7 +184,7 @@ def refuse_files(folder: Path) -> None:
 
 def refuse_nothing(folder: Path) -> None:
     """Raises UsageError if --resume finds no folder, or one with files but no checkpoint."""
-    ours = {folder / ".lock", folder / "checkpoints"}
+    ours = {folder / ".lock", folder / CODE, folder / "checkpoints"}
     is_new = folder.is_dir() and not {*folder.glob("*")} - ours
     if not is_new and not any(folder.glob(CHECKPOINTS)):
         raise UsageError(f"--resume --out {folder}: nothing to resume, it holds no checkpoint")
@@ -212,6 +214,21 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
             changes = [differences(before, run.fingerprint) for before in fingerprints]
             changed = "; ".join(min(changes, key=len))
             raise UsageError(f"--resume: {folder} holds another run ({changed})")
+    note_code(folder, resume)
+
+
+def note_code(folder: Path, resume: bool) -> None:
+    """Notes which versions of our code train here. If a file has several, one line says so."""
+    path = folder / CODE
+    versions = {}
+    if resume:
+        with contextlib.suppress(OSError, ValueError):
+            versions = json.loads(path.read_text())
+    for file, checksum in our_code().items():
+        versions[file] = sorted({checksum, *versions.get(file, [])})
+    path.write_text(json.dumps(versions, indent=1))
+    if edited := [file for file, checksums in versions.items() if len(checksums) > 1]:
+        say(f"{', '.join(edited)}: edited since these runs began")
 
 
 def refuse_other_scripts(folder: Path, runs: list) -> None:
@@ -243,10 +260,10 @@ def files_of_before(folder: Path) -> list[str]:
         summary = json.loads((folder / "summary.json").read_text())
         names = summary.get("files", OLD_FIGURES)  # summaries of version 0.1.0 do not say it
         paths = [Path(name) for name in names if not Path(name).is_absolute()]
-    except (OSError, ValueError, AttributeError, TypeError):
+        top = folder.resolve()
+        return [str(path) for path in paths if (top / path).parent.resolve() == top / path.parent]
+    except (OSError, RuntimeError, ValueError, AttributeError, TypeError):  # the second: a loop
         return []
-    top = folder.resolve()
-    return [str(path) for path in paths if (top / path).parent.resolve() == top / path.parent]
 
 
 def summary_last(name: str) -> tuple[bool, str]:

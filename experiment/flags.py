@@ -216,7 +216,8 @@ def check_config(config_class) -> None:
         value = vars(owner)[name]
         if name in options and isinstance(value, types.MemberDescriptorType):
             raise UsageError(f"{owner.__name__}: leave out slots=True, which hides options")
-        is_hidden = name in options and value is not defaults.get(name)
+        default = defaults.get(name)
+        is_hidden = name in options and not (value is default or value == default)
         if is_hidden or isinstance(value, dataclasses.Field):
             advice = "write @dataclass above the class, and a type after the name"
             if owner is not config_class and name in vars(owner).get("__dataclass_fields__", ()):

@@ -18,17 +18,17 @@ from checks import plain_row
 from common import ADVICE, NonFiniteError
 from data import Data, UsageError, first_line, load_data
 from nets import SIDE, seed_libraries, seeded
-from user_files import OURS, ROOT, file_of, is_ours, our_code, source_checksum
+from user_files import OURS, ROOT, file_of, is_ours, source_checksum
 
 from .disk import file_name, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
 from .processes import has_group, is_first, on_first_rank
-from .terminal import say, say_once
+from .terminal import say
 
 # counted from round 1 on
 TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
-KEPT = ("rows", "state", "finished", "diverged", "made_by", "code", "last_test")  # in a checkpoint
+KEPT = ("rows", "state", "finished", "diverged", "made_by", "last_test")  # in a checkpoint
 NO_SETTING = "-"  # where nothing is swept but the methods
 
 
@@ -61,7 +61,6 @@ class Run:
         self.diverged = ""  # what was not finite
         self.last_test = []  # the columns of a test that is due in the last round only
         self.made_by = self.script.title()
-        self.code = our_code()  # when its first round began
         self.is_tracked = self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
         self.device = self.config.device
@@ -128,15 +127,15 @@ class Run:
         test = {}
         is_due = (t + 1) % self.config.eval_every == 0
         if is_due or last or t + 1 == self.config.rounds:
-            test = {"accuracy": None} | self.fl.test(state)
+            test = plain_row(dict(self.fl.test(state)))
+            if not math.isfinite(test.get("loss", 0)):
+                raise NonFiniteError(f"round {t + 1}: the test loss is not finite; {ADVICE}")
             if not is_due:
                 self.last_test = [*(test.keys() - columns.keys())]
-        taken = row.keys() & test.keys() | {*self.row_of(t), "seconds"} & columns.keys()
-        if taken:
+        fixed = {*self.row_of(t), "seconds", "diverged"}
+        if taken := test.keys() & (row.keys() | fixed) | columns.keys() & fixed:
             raise UsageError(f"run.record: {', '.join(sorted(taken))}: choose another name")
-        row = plain_row(row | test | columns, (*TOTALS, "accuracy", "loss"))
-        if not math.isfinite(row.get("loss", 0)):
-            raise NonFiniteError(f"round {t + 1}: the test loss is not finite; {ADVICE}")
+        row = plain_row(row | test | columns, TOTALS)
         row["seconds"] = time.perf_counter() - self.began
         for name in TOTALS:
             before = self.rows[-1][name] if self.rows else 0
@@ -223,11 +222,7 @@ class Run:
         Raises UsageError if it is of a longer run. After its last round such a run did not do what
         is done at the end, such as a test.
         """
-        now = self.code
         vars(self).update(load(self.path, self.fingerprint, self.device))
-        for file in now.keys() & self.code.keys():
-            if now[file] != self.code[file]:
-                say_once(f"{file} was edited since these runs began: both versions trained them")
         least = len(self.rows)
         if self.finished < least and not self.diverged:
             least += 1
@@ -274,7 +269,7 @@ class Run:
             "data": self.data().checksum,
         }
         for name, value in self.identity.items():
-            if checksum := source_checksum(value):
+            if checksum := source_checksum(value, excludes=OURS):
                 found[f"the file of --{name}, checksum"] = checksum
         for file in self.script.own_files():
             checksum = source_checksum(f"{file}:federate", excludes=OURS)
@@ -298,6 +293,8 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
                 run.script.federate(run.config, run.fl, run)
             if not run.rows:
                 raise UsageError(f"{run}: nothing was trained; wanted a loop over run.rounds")
+            if all(math.isnan(row.get("accuracy", math.nan)) for row in run.rows):
+                raise UsageError(f"{run}: no round has an accuracy; wanted one of fl.test")
             run.finished = run.config.rounds
         except NonFiniteError as error:
             run.diverged = str(error)

@@ -1,7 +1,6 @@
 """What a command tells its user, whether its output is a terminal, a file or a closed pipe."""
 
 import contextlib
-import functools
 import io
 import math
 import os
@@ -65,12 +64,6 @@ def say(line: str) -> None:
     """Prints a line to standard error, once among the ranks."""
     if rank() == 0:
         print(line, file=sys.stderr, flush=True)
-
-
-@functools.cache
-def say_once(line: str) -> None:
-    """Does the same, but once in a process."""
-    say(line)
 
 
 class Progress:

@@ -298,6 +298,11 @@ def parsed(*argv):
     return experiment.parse(Config, PRESETS, DOC, list(argv))
 
 
+@dataclass
+class Shaded(Config):
+    shade: str = experiment.flag("grey", "a shade")
+
+
 class Kind(enum.Enum):
     A = 1
 
@@ -316,6 +321,14 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     @dataclass
     class Faster(Config):
         lr: float = 0.5
+
+    @dataclass
+    class As(Config):
+        lr: float = 0.01
+
+    @dataclass
+    class Equal(Shaded, As):
+        pass
 
     @dataclass
     class Shaped(Config):
@@ -364,7 +377,8 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
             experiment.parse(config, {}, DOC, [])
     with pytest.raises(UsageError, match="^Small.clients is no option"):
         experiment.parse(Later, {}, DOC, [])
-    assert experiment.parse(Free, {}, DOC, []) and experiment.parse(Cached, {}, DOC, [])
+    for config in (Free, Cached, Equal):
+        assert experiment.parse(config, {}, DOC, [])
     with pytest.raises(UsageError, match="^Faster.lr is no option: Both has another"):
         experiment.parse(Both, {}, DOC, [])
     with pytest.raises(UsageError, match="^Named.kind has a default of type Kind; wanted"):
@@ -548,6 +562,9 @@ def test_a_column_cannot_have_the_name_of_one_that_names_the_run(work):
 
 COLUMNS = {
     "seconds: choose another name": {"seconds": 1.0},
+    "diverged: choose another name": {"diverged": 1},
+    "column uploads is inf; wanted a finite number": {"uploads": math.inf},
+    "column accuracy is True; wanted a number": {"accuracy": True},
     "column own has shape .2,.; wanted one number": {"own": np.zeros(2)},
     "column uploads is 'many'; wanted a number": {"uploads": "many"},
     "column loss is None; wanted a number": {"loss": None},
@@ -570,7 +587,9 @@ def test_a_column_that_cannot_be_is_one_line(line, work):
     [
         ({"accuracy": 1.0, "samples": 3}, "samples: choose another name"),
         ({"accuracy": 1.0, "train_loss": 3.0}, "train_loss: choose another name"),
-        ({"loss": 1.0}, "column accuracy is None; wanted a number"),
+        ({"accuracy": 1.0, "seconds": 3.0}, "seconds: choose another name"),
+        ({"loss": 1.0}, "no round has an accuracy"),
+        ({"accuracy": math.nan}, "no round has an accuracy"),
     ],
 )
 def test_a_test_of_the_users_must_find_an_accuracy_and_no_column_of_ours(test, line, work):
@@ -578,6 +597,37 @@ def test_a_test_of_the_users_must_find_an_accuracy_and_no_column_of_ours(test, l
     run.fl.test = lambda state: test
     with pytest.raises(UsageError, match=line):
         trained(run)
+
+
+@pytest.mark.parametrize(
+    "test, columns, diverged",
+    [
+        ({"accuracy": 1.0, "loss": math.nan}, {"loss": 2.0}, True),
+        ({"accuracy": 1.0, "loss": 2.0}, {"loss": math.nan}, False),
+        (pd.Series({"accuracy": 1.0}), {"own": pd.Series([1.5])}, False),
+    ],
+)
+def test_a_test_that_is_not_finite_ends_a_run_and_no_column_does(test, columns, diverged, work):
+    def federate(config, fl, run):
+        state = {"base": {}, "history": [0.5]}
+        for t in run.rounds(state):
+            run.record(t, state, an_update(), **columns)
+
+    run = a_run("r", federate=federate)
+    run.fl.test = lambda state: test
+    assert bool(trained(run).diverged) == diverged
+    assert run.rows[0].get("own", 1.5) == 1.5
+
+
+def test_a_script_may_test_by_itself_and_not_in_all_rounds(work):
+    def federate(config, fl, run):
+        state = {"base": {}, "history": [0.5]}
+        for t in run.rounds(state):
+            run.record(t, state, an_update(), **({"accuracy": 40.0} if t == 1 else {}))
+
+    run = a_run("r", federate=federate)
+    run.fl.test = lambda state: {}
+    assert [row.get("accuracy") for row in trained(run).rows] == [None, 40, None, None]
 
 
 def test_a_state_that_cannot_be_saved_is_named_whenever_it_comes(work):
@@ -950,7 +1000,7 @@ def test_no_summary_of_the_command_before_is_left_where_figures_fail(work, monke
     with pytest.raises(SystemExit):
         start("--out=r", "--resume")
     assert len(table("r")) == 16
-    left = {path.name for path in Path("r").iterdir()} - {".lock"}
+    left = {path.name for path in Path("r").iterdir()} - {".lock", ".code.json"}
     assert left == {"metrics.csv", "table.csv", "checkpoints"}
 
 
@@ -1080,7 +1130,7 @@ def test_an_edited_file_of_the_users_is_not_resumed(work, capsys):
     start("--out=r", "--rule=mine.py:rule", "--resume")
     Path("mine.py").write_text("def rule(): return 2\n")
     line = refused(capsys, "--out=r", "--rule=mine.py:rule", "--resume")
-    assert "another run's (the file of --rule was edited)" in line
+    assert "another run's (the file of --rule, or one that it imports, was edited)" in line
 
 
 def test_a_neighbour_of_the_users_file_decides_the_result_too(work, capsys):
@@ -1089,7 +1139,7 @@ def test_a_neighbour_of_the_users_file_decides_the_result_too(work, capsys):
     start("--out=r", "--rule=mine.py:rule")
     Path("beside.py").write_text("x = 2\n")
     line = refused(capsys, "--out=r", "--rule=mine.py:rule", "--resume")
-    assert "another run's (the file of --rule was edited)" in line
+    assert "another run's (the file of --rule, or one that it imports, was edited)" in line
 
 
 @pytest.mark.parametrize("edited", ["own_script.py", "own_steps.py"])
@@ -1103,7 +1153,7 @@ def test_an_edited_script_of_the_users_is_not_resumed(edited, work, capsys, monk
     start("--out=r", "--resume", **hooks)
     Path(edited).write_text(Path(edited).read_text() + "# edited\n")
     line = refused(capsys, "--out=r", "--resume", **hooks)
-    assert "another run's (the file own_script.py was edited)" in line
+    assert "another run's (the file own_script.py, or one that it imports, was edited)" in line
     for name in ("own_script", "own_steps"):
         del sys.modules[name]
 
@@ -1116,7 +1166,7 @@ def test_an_edit_of_our_code_is_said_when_a_run_goes_on(tmp_path):
         copy(path, tmp_path / path.name)
 
     def said(*words) -> str:
-        words = ["fedcl_fgn.py", "--trials=1", "--method=base", "--out=r", "--jobs=1", *words]
+        words = ["fedcl_fgn.py", "--trials=2", "--method=base", "--out=r", "--jobs=2", *words]
         done = subprocess.run(
             [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True
         )
@@ -1127,10 +1177,10 @@ def test_an_edit_of_our_code_is_said_when_a_run_goes_on(tmp_path):
     assert "edited" not in said("--rounds=1", "--resume")
     text = (tmp_path / "bases.py").read_text()
     (tmp_path / "bases.py").write_text(text + "# edited\n")
-    assert said("--rounds=2", "--resume").count("bases.py was edited since") == 1
+    assert said("--rounds=2", "--resume").count("bases.py: edited since these runs began") == 1
     (tmp_path / "experiment/report.py").open("a").write("# edited\n")
-    (tmp_path / "bases.py").write_text(text)
-    assert "edited" not in said("--rounds=3", "--resume")
+    (tmp_path / "bases.py").write_text(text)  # round 2 is still of the other one
+    assert "bases.py: edited since" in said("--rounds=3", "--resume")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

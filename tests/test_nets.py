@@ -571,7 +571,6 @@ IN_A_TEST = {
         "y = y + self.ema",
     ),
     "weights": own_net(after="self.out.weight.data.clamp_(-0.01, 0.01)"),
-    "later weights": own_net(after="self.out.weight.data.clamp_(-0.5, 0.5)"),
     "unset": own_net(
         BUFFER.replace("zeros(1)", "full((1,), float('nan'))"),
         "self.training or self.ema.copy_(torch.nan_to_num(self.ema, 3.0))",
@@ -591,6 +590,19 @@ def test_a_net_that_a_test_changes_is_refused(kind, tmp_path):
     data = random_text() if kind == "embedding" else random_images()
     with pytest.raises(UsageError, match=r"^--model [^\n]*a test changes self\.[^\n]*$"):
         build_model(write_net(tmp_path, IN_A_TEST[kind]), data)
+
+
+def test_no_test_changes_weights_that_have_grown(tmp_path):
+    """The first weights are within the limit, so the model is not refused."""
+    text = own_net(after="self.out.weight.data.clamp_(-0.5, 0.5)")
+    data = random_images()
+    model = build_model(write_net(tmp_path, text), data)
+    theta = 100 * model.init(0)
+    before = theta.clone()
+    common.predict(model, theta, data.images("test", torch.float32), np.arange(3))
+    x = data.images("test", torch.float32)
+    common.predict_shards(model, theta.expand(2, -1), x, [[0], [1]])
+    assert torch.equal(theta, before)
 
 
 def test_a_net_can_have_an_empty_buffer(tmp_path):

@@ -18,7 +18,7 @@ NODES = {
     "common.py": 1720,
     "bases.py": 1000,
     "training.py": 2450,
-    "checks.py": 2250,
+    "checks.py": 2260,
     "data.py": 2500,
     "user_files.py": 690,
     "nets.py": 3100,

@@ -1,6 +1,7 @@
 """The pages' numbers against the evidence, by other formulas; every claim has a command."""
 
 import importlib
+import itertools
 import re
 import shlex
 
@@ -269,6 +270,27 @@ def clocked(accuracies: list, seconds: list, waited: float) -> pd.DataFrame:
     return table.assign(round=range(1, len(table) + 1))
 
 
+def test_the_clocks_trials_are_those_of_the_rounds(monkeypatch):
+    """Seconds are summed in each trial and method, whatever the order of the rows."""
+    rows = []
+    for trial, method, t in itertools.product(range(2), ["a", "b"], [2, 1, 3]):
+        costs = {f"clock_{spread}": spread * t + trial for spread in (0.5, 1.5)}
+        waits = {f"waiting_{spread}": 0.1 * t for spread in (0.5, 1.5)}
+        whose = {"run": "x-fmnist", "setting": "", "trial": trial, "method": method, "round": t}
+        rows.append(whose | costs | waits)
+    monkeypatch.setattr(clock_answers, "rounds", lambda: pd.DataFrame(rows))
+    found = []
+    for data, spread, trials in clock_answers.made("x-{}"):
+        assert data == "Fashion-MNIST"
+        for trial, arms in enumerate(trials):
+            for method, of_run in arms.items():
+                sums = np.cumsum([spread * t + trial for t in (1, 2, 3)])
+                assert of_run.seconds.tolist() == pytest.approx(sums)
+                assert of_run.waited.tolist() == pytest.approx([10, 20, 30])
+                found.append((spread, trial, method))
+    assert found == [*itertools.product([0.5, 1.5], range(2), ["a", "b"])]
+
+
 def test_the_clocks_answers_by_hand(monkeypatch):
     """Two trials. FedCL comes to FedAvg's mean of 20 after 8 of 4 s, and never, in 16 of 4 s."""
 
@@ -435,6 +457,10 @@ def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch, capsys):
     assert reproduce.main(["--only", "A6"]) == 0
     assert "not those of rounds.csv.xz (accuracy); --replace" in capsys.readouterr().out
     assert rounds.equals(pd.read_csv(tmp_path / "rounds.csv.xz"))
+    empty.to_csv(tmp_path / "rounds.csv.xz", index=False)
+    assert reproduce.main(["--only", "A6"]) == 0
+    assert "(which has none: trials.csv.xz has " in capsys.readouterr().out
+    assert pd.read_csv(tmp_path / "rounds.csv.xz").empty
     assert reproduce.main(["--only", "A6", "--replace"]) == 0
     assert pd.read_csv(tmp_path / "rounds.csv.xz").accuracy[0] == 11
     assert reproduce.main(["--only", "A6", "--scale", "paper"]) == 0
