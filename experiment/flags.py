@@ -211,8 +211,8 @@ def check_config(config_class) -> None:
     """Raises UsageError if a class sets options that a dataclass does not see, or of no kind."""
     defaults = defaults_of(config_class)
     options = {*defaults, *defaults_of(Config)}
-    for name in dir(config_class):
-        owner = next(base for base in config_class.__mro__ if name in vars(base))
+    owners = {name: owner for owner in reversed(config_class.__mro__) for name in vars(owner)}
+    for name, owner in owners.items():
         value = vars(owner)[name]
         if name in options and isinstance(value, types.MemberDescriptorType):
             raise UsageError(f"{owner.__name__}: leave out slots=True, which hides options")
