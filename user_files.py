@@ -144,21 +144,35 @@ class Finder(modulefinder.ModuleFinder):
             return module
 
 
-def source_checksum(word, excludes=()) -> int | None:
-    """Returns the CRC-32 of FILE.py and of what it imports from its folder; None for other words.
+def packages_of(path: Path) -> tuple[str, ...]:
+    """The folders from the working directory to a file, if Python can import it through them."""
+    here = Path.cwd()
+    if here not in path.parents:
+        return ()
+    folders = path.parent.relative_to(here).parts
+    return folders if all(map(str.isidentifier, folders)) else ()
 
-    With it --resume notices an edit. Modules with names in `excludes` are left out.
+
+def source_checksum(word, excludes=()) -> int | None:
+    """Returns the CRC-32 of FILE.py and of what it imports; None for other words.
+
+    Imports are searched for in its folder, the working directory and this project. With the
+    checksum --resume notices an edit. Modules with names in `excludes` are left out.
     """
     file, _, name = str(word).rpartition(":")
     if not file.endswith(".py"):
         return None
-    finder = Finder([os.path.dirname(file) or "."], excludes=excludes)
+    path = Path(file).resolve()
+    finder = Finder([str(path.parent), os.getcwd(), str(ROOT)], excludes=excludes)
+    packages = packages_of(path)
     checksum = 0
     try:
-        finder.run_script(file)  # which reads it, and runs nothing
-        for _, module in sorted(finder.modules.items()):
-            if module.__file__:
-                checksum = zlib.crc32(Path(module.__file__).read_bytes(), checksum)
-    except (OSError, SyntaxError) as error:
+        if path.exists() and packages and packages[0] not in excludes:
+            finder.import_hook(".".join([*packages, path.stem]))  # `from . import` needs packages
+        else:
+            finder.run_script(str(path))
+        for read in sorted({module.__file__ for module in finder.modules.values()} - {None}):
+            checksum = zlib.crc32(Path(read).read_bytes(), checksum)  # which runs nothing
+    except (OSError, SyntaxError, ImportError) as error:
         raise UsageError(f"{word}: {first_line(error)}") from error
     return checksum

@@ -222,8 +222,9 @@ def note_code(folder: Path, resume: bool) -> None:
     path = folder / CODE
     versions = {}
     if resume:
-        with contextlib.suppress(OSError, ValueError):
-            versions = json.loads(path.read_text())
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # edited by hand
+            before = json.loads(path.read_text())
+            versions = {file: [*map(int, checksums)] for file, checksums in before.items()}
     for file, checksum in our_code().items():
         versions[file] = sorted({checksum, *versions.get(file, [])})
     path.write_text(json.dumps(versions, indent=1))

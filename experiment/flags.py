@@ -181,7 +181,8 @@ class Config:
             about = about_flag(type(self), name)
             is_used = about["when"] is None or about["when"](self)
             if about["role"] in roles and is_used and name not in BASES[self.base].unread:
-                values[name] = getattr(self, name)
+                value = getattr(self, name)
+                values[name] = float(value) if about["kind"] is float else value  # not 1
         return values
 
     def results_depend_on(self) -> dict:
@@ -210,6 +211,14 @@ def defaults_of(config_class) -> dict:
 def check_config(config_class) -> None:
     """Raises UsageError if a class sets options that a dataclass does not see, or of no kind."""
     defaults = defaults_of(config_class)
+    taken = {"help", "preset", "list_presets", "computed"}
+    taken |= {name for name, value in vars(Config).items() if callable(value)}
+    for field in dataclasses.fields(config_class):
+        where = f"{config_class.__name__}.{field.name}"
+        if field.name in taken:
+            raise UsageError(f"{where} is no option: choose another name")
+        if field.default is dataclasses.MISSING or not field.init:
+            raise UsageError(f"{where} is no option: write = and its default, or flag(default, ..)")
     options = {*defaults, *defaults_of(Config)}
     owners = {name: owner for owner in reversed(config_class.__mro__) for name in vars(owner)}
     for name, owner in owners.items():

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -377,6 +377,16 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
             experiment.parse(config, {}, DOC, [])
     with pytest.raises(UsageError, match="^Small.clients is no option"):
         experiment.parse(Later, {}, DOC, [])
+    for taken in ("preset", "check", "flags"):  # a word of the command line, methods of Config
+        config = make_dataclass(
+            "Own", [(taken, str, experiment.flag("a", "a word"))], bases=(Config,)
+        )
+        with pytest.raises(UsageError, match=f"^Own.{taken} is no option: choose another name"):
+            experiment.parse(config, {}, DOC, [])
+    for made in (field(default=5, init=False), field(default_factory=int)):
+        config = make_dataclass("Own", [("clients", int, made)], bases=(Config,))
+        with pytest.raises(UsageError, match="^Own.clients is no option"):
+            experiment.parse(config, {}, DOC, [])
     for config in (Free, Cached, Equal):
         assert experiment.parse(config, {}, DOC, [])
     with pytest.raises(UsageError, match="^Faster.lr is no option: Both has another"):
@@ -388,6 +398,10 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     assert experiment.parse(Replaced, {}, DOC, ["--method", "a"])[0][0].clients == 7
     [config], _ = experiment.parse(Mixed, {}, DOC, ["--method", "a"])
     assert (config.size, config.tint) == (5, 7)
+
+
+def test_an_option_of_1_and_of_one_point_zero_are_one_setting():
+    assert repr(Config(lr=1).results_depend_on()) == repr(Config(lr=1.0).results_depend_on())
 
 
 def test_every_flag_takes_several_values():
@@ -1181,6 +1195,8 @@ def test_an_edit_of_our_code_is_said_when_a_run_goes_on(tmp_path):
     (tmp_path / "experiment/report.py").open("a").write("# edited\n")
     (tmp_path / "bases.py").write_text(text)  # round 2 is still of the other one
     assert "bases.py: edited since" in said("--rounds=3", "--resume")
+    (tmp_path / "r/.code.json").write_text('{"bases.py": 5}')  # a user edited it: begun again
+    assert "edited" not in said("--rounds=3", "--resume")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -605,6 +605,19 @@ def test_no_test_changes_weights_that_have_grown(tmp_path):
     assert torch.equal(theta, before)
 
 
+@pytest.mark.parametrize("new", [".data = {}", " = nn.Parameter({})"])
+def test_a_net_that_replaces_a_weight_once_it_has_grown_is_refused(new, tmp_path):
+    """Only the tensors that the model was given are averaged."""
+    rule = "self.out.weight" + new.format("self.out.weight.data.clamp(-0.5, 0.5)")
+    text = own_net(after=f"if self.out.weight.abs().max() > 0.5: {rule}")
+    data = random_images()
+    model = build_model(write_net(tmp_path, text), data)
+    theta = 100 * model.init(0)
+    batches = [np.arange(8).reshape(4, 2)]
+    with pytest.raises(UsageError, match="^training replaces self.out.weight; change it in place"):
+        train(model, theta, data, np.array([0]), batches, Local(0.1))
+
+
 def test_a_net_can_have_an_empty_buffer(tmp_path):
     text = own_net("self.register_buffer('none', torch.zeros(0))")
     model = build_model(write_net(tmp_path, text), random_images())

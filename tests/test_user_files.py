@@ -62,6 +62,20 @@ def test_the_checksum_of_a_users_file_changes_with_its_source(tmp_path, monkeypa
         source_checksum("gone.py:net")
 
 
+def test_the_checksum_covers_imports_within_a_package(tmp_path, monkeypatch):
+    """As of `python -m mine.go`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    lines = ["from . import one", "from .two import f", "from mine.three import f"]
+    (tmp_path / "mine/go.py").write_text("\n".join(lines))
+    checksums = []
+    for edited in ("none", "one", "two", "three"):
+        for name in ("one", "two", "three"):
+            (tmp_path / f"mine/{name}.py").write_text(f"f = {int(name == edited)}")
+        checksums.append(source_checksum("mine/go.py:f"))
+    assert len(set(checksums)) == 4
+
+
 def test_the_checksum_covers_imports_from_folders_without_init(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rules" / "inner").mkdir(parents=True)
