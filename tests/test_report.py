@@ -1,6 +1,7 @@
 """Tables, paired intervals and figures, against scipy's paired test and arithmetic by hand."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -79,16 +80,24 @@ def test_an_interval_without_spread_or_of_one_trial():
     assert mean == 2 and np.isnan(rest).all()
 
 
-def test_differences_of_all_pairs_and_holms_correction():
-    table = report.differences(report.per_trial(frame(rows_of(FOUR))))
+def test_differences_of_all_pairs_and_holms_correction(capsys):
+    runs = report.per_trial(frame(rows_of(FOUR)))
+    table = report.differences(runs)
     last = table[table.measure == "last10"]
     assert list(zip(last.a, last.b, strict=True)) == [("a", "b"), ("a", "c"), ("b", "c")]
     p = [ttest_rel(FOUR[x], FOUR[y]).pvalue for x, y in ("ab", "ac", "bc")]
     assert last.p.tolist() == pytest.approx(p)
     small, large = sorted(p[:2])
-    assert sorted(last.holm[:2]) == pytest.approx([2 * small, max(2 * small, large)])
+    expected = [2 * small, max(2 * small, large)]
+    assert sorted(last.holm[:2]) == pytest.approx(expected)
     assert np.isnan(last.holm.iloc[2])  # no pair with the first method
     assert last["mean"].tolist() == pytest.approx([1.0, 0.375, -0.625])
+    report.print_tables(runs, table, "digits")
+    printed = capsys.readouterr().out
+    shown = re.findall("a - ., final: .* p (.*)", printed)
+    assert sorted(shown) == sorted(f"{p:.2g}" for p in expected)
+    assert "b - c" not in printed
+    assert report.holm([0.9, 0.8]).tolist() == [1, 1]
 
 
 def test_holms_correction_is_over_all_settings():
@@ -130,11 +139,13 @@ def test_pairs_are_taken_within_trials_that_both_have():
 def test_tables_are_printed_whole(capsys):
     long = "client-power-of-choice+data-anti"
     runs = report.per_trial(frame(rows_of({long: [50.0, 60.0], "b": [50.0, 70.0]}, "alpha=1")))
+    runs["uploads"] = [4, 10] * 2
+    runs["seconds"] = [1.0, 2.0] * 2
     report.print_tables(runs, report.differences(runs), "digits, 2 trials")
     printed = capsys.readouterr().out
     assert "alpha=1 digits, 2 trials, accuracy in %" in printed
     words = " ".join(printed.split())
-    assert f"{long} 55.00 +- 7.07 55.00 +- 7.07 3 0.5 b 60.00" in words
+    assert f"{long} 55.00 +- 7.07 55.00 +- 7.07 7 1.5 b 60.00" in words
     assert f"{long} - b, final: -5.00 [-68.53, +58.53] p 0.5\n" in printed
 
 
@@ -278,11 +289,19 @@ def test_many_settings_make_one_panel(methods, tmp_path, monkeypatch, capsys):
     assert "own.png is not drawn: it would have 60 panels, more than 24" in printed
 
 
+def test_the_summary_shows_the_differences_after_the_last_round(drawn, tmp_path):
+    report.plot_summary(frame(rows_of(FOUR, rounds=3)), tmp_path / "summary.png")
+    shown, _ = drawn["summary.png"]
+    assert shown.gap.tolist() == pytest.approx([1, 0.5, 0.5, 2, 0.5, 0.1, 0.1, 0.8])
+
+
 def test_who_loses_is_drawn_where_it_is_known(drawn, tmp_path):
     df = frame(rows_of(FOUR, rounds=2)).assign(own_mean=5.0, own_worst_tenth=1.0)
     report.plot_all(df, tmp_path)
     shown, options = drawn["own_accuracy.png"]
     assert options["row"] == "column" and shown["column"].nunique() == 2
+    means = shown[shown["column"] == "mean of all clients, %"]
+    assert set(means["value"]) == {5}
     assert "own mix" in shown.attrs["title"] and "own mix" not in df.attrs["title"]
 
 
