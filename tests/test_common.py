@@ -120,6 +120,7 @@ def test_selection_is_uniform_nested_and_without_replacement():
     assert many.max() > 10_000
     assert np.array_equal(many, fl.select(0, 50))
     assert not np.array_equal(many, fl.select(1, 50))
+    assert np.array_equal(fl.select(0, 20_000), np.arange(20_000))
 
 
 def test_parts_keep_some_of_a_finer_partition():
@@ -175,6 +176,8 @@ def test_hold_out_tests_on_a_share_of_each_clients_samples():
     assert torch.allclose(shown, expected, rtol=0, atol=1e-12)
     with pytest.raises(UsageError, match="^--hold-out 0.01: [^\n]*$"):
         make_federation(data, clients=4, hold_out=0.01)
+    fl = make_federation(ordinary.random_images(n=100), clients=1, hold_out=0.29)
+    assert len(fl.data.y_test) == 29  # in doubles 0.29 * 100 is below 29
 
 
 def test_labels_are_counted_by_client_and_class():
@@ -215,6 +218,8 @@ def test_scores_that_are_not_finite_name_five_clients():
     message = r"^the losses of client 0, 1, 2, 3, 4 and 3 more are not finite; [^\n]*--server-lr"
     with pytest.raises(common.NonFiniteError, match=message):
         fl.score(torch.full_like(fl.start()["theta"], 1e38), fl.everyone)
+    with pytest.raises(common.NonFiniteError, match="client 0, 1, 2, 3, 4 are not finite"):
+        fl.score(torch.full_like(fl.start()["theta"], 1e38), fl.everyone[:5])
 
 
 def test_averaging_weights_have_the_sum_1():
@@ -339,6 +344,7 @@ def evaluate(model, theta, data) -> dict[str, float]:
 
 def test_solo_reports_the_mean_of_the_clients_own_nets():
     data = ordinary.random_images()
+    data.y_test[:20] = 1  # otherwise nets that always guess the same class are equally accurate
     fl = make_federation(data, base="solo", clients=3, per_client=True)
     state = fl.start()
     theta = state["theta"]
@@ -352,6 +358,7 @@ def test_solo_reports_the_mean_of_the_clients_own_nets():
         expected = np.mean([of_net[name] for of_net in single])
         assert columns[name] == pytest.approx(expected, rel=1e-12)
     spread = np.std([of_net["accuracy"] for of_net in single], ddof=1)
+    assert spread > 0
     assert columns["client_std"] == pytest.approx(spread, rel=1e-12)
     own = []
     for net, shard in zip(nets, fl.shards, strict=True):
