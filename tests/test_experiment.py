@@ -460,6 +460,42 @@ def test_presets_of_the_scripts_parse_and_can_be_typed(name, capsys):
     assert all(line.startswith(f"{program} --") for line in lines[1::2])
 
 
+SHARED = ["rounds", "clients", "clients_per_round", "epochs", "batch_size", "lr", "momentum"]
+SHARED += ["weight_decay"]
+CURRICULA = (100, 100, 10, 10, 10, 0.001, 0.9, 5e-4)
+RESNET9 = (100, 100, 10, 10, 10, 0.01, 0.9, 0)
+FGN = (200, 128, 16, 2, 16, 0.01, 0.9, 1e-5)
+GMM = (200, 20, 10, 1, 32, 0.01, 0, 0)
+FACES = (100, 25, 10, 1, 32, 0.01, 0, 0)
+FEDAC = (100, 10, 10, 10, 64, 0.01, 0.9, 1e-5)
+BETAS = {0.05, 0.2, 0.9}
+CONSTANTS = [  # as the papers, or else their code, state them: SHARED, then the preset's own
+    ("fedavg_curriculum", "table1", CURRICULA, {"alpha": BETAS, "lr_alpha": {0.001}}),
+    ("fedavg_curriculum", "fig11", RESNET9, {"alpha": BETAS, "lr_power": {0}}),
+    ("client_curriculum", "fig5", CURRICULA, {"alpha": {0.05, 0.2}, "lr_alpha": {0.001}}),
+    ("fedcl_fgn", "fig2", FGN, {"alpha": {0.1, 0.2, 0.3}, "mu": {0.01}, "delta": {0.01}}),
+    ("fedcl_fgn", "fig6-vgg", FGN, {"alpha": {0.1, 0.2, 0.3}, "mu": {0.001}}),
+    ("fedcl_fgn", "fig10", FGN, {"delta": {0, 0.01, 0.03, 0.05, 0.2, 0.35, 0.5}}),
+    ("fedcl_fgn", "fig31", FGN, {"partition": {"natural"}}),
+    ("fedcl_fgn", "fig47", FGN, {"p_double": {0.1, 0.3, 0.5, 0.7}, "p_halve": {0.3}}),
+    ("fedcl_gmm_sync", "table1", GMM, {"v": {0.8}, "thresholds": {"0.9,0.6,0.3"}, "mu": {0.1}}),
+    ("fedcl_gmm_sync", "table2-emnist", GMM, {"local_steps": {20, 40}, "data_share": {0.5}}),
+    ("fedcl_gmm_sync", "table2-celeba-10", FACES, {"partition": {"natural"}}),
+    ("fedac_art", "table2", FEDAC, {"alpha": {0.3, 0.5}}),
+    ("fedac_art", "table2-cifar100", FEDAC, {"alpha": {0.3, 0.5}}),
+    ("fedac_art", "table2-moon-cifar100", FEDAC, {"alpha": {0.3, 0.5}, "mu": {1}}),
+]
+
+
+@pytest.mark.parametrize(("name", "preset", "shared", "own"), CONSTANTS)
+def test_presets_have_the_constants_of_the_papers(name, preset, shared, own):
+    script = importlib.import_module(name)
+    configs, _ = experiment.parse(script.Config, script.PRESETS, "", ["--preset", preset])
+    wanted = {option: {value} for option, value in zip(SHARED, shared, strict=True)} | own
+    for option, values in wanted.items():
+        assert {getattr(config, option) for config in configs} == values, option
+
+
 # ------------------------------------------------------------------------------------------- runs
 
 
