@@ -224,6 +224,8 @@ def test_a_run_leaves_its_tables_and_figures(tmp_path, data, capsys):
     table = pd.read_csv(tmp_path / "selection.csv")
     assert table.method.tolist() == ["fedavg+cl", "fedavg+cl-fim", "fedavg"]
     assert "rounds_to" in capsys.readouterr().out
+    costs = ["rounds_to", "uploads_to", "reached"]
+    assert [*pd.read_csv(tmp_path / "targets.csv")] == ["setting", "target", "method", *costs]
 
 
 # ------------------------------------------------------------------------------------- presets
