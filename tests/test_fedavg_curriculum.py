@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from algorithm_1 import (
@@ -313,6 +314,18 @@ def test_more_rounds_may_follow_where_no_round_depends_on_their_number():
     assert not small(pacing_scope="global", order="vanilla").reads_rounds()
 
 
-# ----------------------------------------------------------------------------------------- presets
+def test_final_accuracies_are_drawn_and_their_gains_printed(tmp_path, monkeypatch, capsys):
+    drawn = {}
 
-BASES = ("fedavg", "fedprox", "fednova", "scaffold")
+    def plot(df, path, **options):
+        drawn[path.name] = df[options["x"]].tolist()
+
+    monkeypatch.setattr(report, "plot", plot)
+    rows = []
+    for order, accuracies in {"anti": (9.0, 2.0), "vanilla": (4.0, 5.0)}.items():
+        for t, accuracy in enumerate(accuracies):
+            row = {"setting": "", "method": order, "trial": 0, "round": t + 1}
+            rows.append(row | {"accuracy": accuracy})
+    script.plot(pd.DataFrame(rows), tmp_path)
+    assert "-3.00" in capsys.readouterr().out
+    assert drawn == {"orders.png": [2, 5]}
