@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from fedac_loops import Loops, make_images, move
+from sklearn.manifold import TSNE
 
 import common
-import experiment
 import fedac_art
 from data import Data, UsageError, from_arrays, load_data
 from experiment import report
@@ -591,13 +591,14 @@ def test_a_net_without_head_and_a_text_are_refused_before_anything_is_written(tm
     assert not (tmp_path / "out" / "metrics.csv").exists()
 
 
-def parse_preset(script, name: str) -> list:
-    configs, _ = experiment.parse(script.Config, script.PRESETS, "doc", ["--preset", name])
-    return configs
-
-
-def values(script, name: str, flag: str) -> list:
-    return list(dict.fromkeys(getattr(config, flag) for config in parse_preset(script, name)))
+@pytest.mark.parametrize(("n", "perplexity"), [(20, 10), (70, 30)])
+def test_hidden_vectors_are_embedded_by_sklearns_tsne(n, perplexity):
+    z = np.random.default_rng(0).normal(size=(n, 4))
+    options = {"method": "exact", "init": "random", "random_state": 0}
+    wanted = TSNE(perplexity=perplexity, **options).fit_transform(z / np.abs(z).max())
+    points = fedac_art.embed(torch.from_numpy(z)[None], torch.arange(n), [7])
+    np.testing.assert_allclose(points[["x", "y"]], wanted)
+    assert points.label.tolist() == [*range(n)]
 
 
 @pytest.mark.parametrize("bad", [0.0, math.nan, 1e30])
