@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from scipy.special import log_softmax, softmax
 
 import experiment
 from common import Federation, Streams
@@ -194,12 +195,62 @@ def test_the_pytorch_loop_learns_with_each_method(methods):
         assert counts == [8] * 6
 
 
+@pytest.mark.parametrize(("methods", "admitted"), [((), (4, 4)), (("samples",), (1, 2))])
+def test_a_client_of_the_pytorch_loop_by_hand(methods, admitted):
+    """Softmax regression in NumPy. A batch may hold the `admitted` easiest of four samples."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 3))
+    y = np.array([0, 1, 1, 0])
+    weights = np.array([0.5, 1.0, 2.0, 0.25])
+    net = torch.nn.Linear(3, 2, bias=False).double()
+    w = net.weight.detach().numpy().copy()
+    easy_first = np.argsort(-log_softmax(x @ w.T, 1)[range(4), y])
+    norms = []
+    for count in admitted:
+        batch = easy_first[:count]
+        error = softmax(x[batch] @ w.T, 1) - np.eye(2)[y[batch]]
+        gradient = (weights[batch, None] * error).T @ x[batch] / count
+        norms.append((gradient**2).sum())
+        w -= pytorch_loop.ETA * gradient
+    tensors = map(torch.from_numpy, (x, y, weights))
+    found = pytorch_loop.train_client(net, *tensors, rng, methods)
+    assert found == pytest.approx(np.mean(norms))
+    np.testing.assert_allclose(net.weight.detach(), w)
+
+
+def test_the_pytorch_loop_averages_by_size_and_wants_growth(monkeypatch):
+    """A client's weights become its size. Gradients never grow, so the number of clients falls."""
+    received = []
+    sizes = []
+
+    def train_client(net, x, y, *rest):
+        received.append(next(net.parameters())[0, 0].item())
+        sizes.append(len(y))
+        for value in net.parameters():
+            torch.nn.init.constant_(value, len(y))
+        return 1.0
+
+    monkeypatch.setattr(pytorch_loop, "train_client", train_client)
+    _, counts = pytorch_loop.federate(("clients",), rounds=5)
+    assert counts == [8, 16, 8, 4, 4]
+    first = np.array(sizes[:8])
+    assert received[8] == pytest.approx((first**2).sum() / first.sum())
+
+
+def test_the_pytorch_loop_halves_the_weight_of_a_small_cluster():
+    x = torch.zeros(8, 3)
+    x[6:] = 1
+    weights = pytorch_loop.weigh(x, torch.zeros(8), np.random.default_rng(0))
+    assert weights.tolist() == pytest.approx([8 / 7] * 6 + [4 / 7] * 2)
+
+
 def test_everything_of_ones_own(folder):
     own_everything.main(["--rounds=4", "--trials=1", "--jobs=2", "--out=r"])
     with open("r/metrics.csv") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == ["small"] * 4 + ["large"] * 4
     assert all(float(row["worst_recall"]) <= float(row["accuracy"]) for row in rows)
+    assert float(rows[0]["train_loss"]) < float(rows[4]["train_loss"])
     data = load_data("blobs")
     fl = own_everything.Config().federation(data, Streams(0))
     state = fl.start()
@@ -218,9 +269,11 @@ def test_everything_of_ones_own(folder):
         with pytest.raises(SystemExit) as stop:
             own_everything.main([flag])
         assert stop.value.code == 2
-    first, last = own_everything.schedule(fl, 0, 3), own_everything.schedule(fl, 9, 3)
+    mixed = np.argmax([np.ptp(fl.labels[shard]) for shard in fl.shards])
+    first, last = own_everything.schedule(fl, 0, mixed), own_everything.schedule(fl, 9, mixed)
     assert np.array_equal(np.unique(first), np.unique(last))
     assert (np.diff(fl.labels[first[:3].ravel()]) >= 0).all()
+    assert (np.diff(fl.labels[last[:3].ravel()]) < 0).any()
 
 
 def test_flower_follows_the_critical_periods():
