@@ -242,8 +242,8 @@ def test_a_figure_has_all_comparisons_at_the_papers_setting_and_where_they_are_f
     assert at_papers == list(zip(rows.claim, rows.what, strict=True))  # 9 and 1
     rows = table[table.claim == "B4"]
     assert smaller == list(zip(rows.claim, rows.what, strict=True))  # six: few
-    rows = table[table.claim.isin(["E1", "E2", "E20", "E24", "E40"])]
-    assert ours == list(zip(rows.claim, rows.what, strict=True))  # fourteen: few
+    rows = table[table.claim.isin(["E1", "E2", "E20", "E24", "E40", "E42"])]
+    assert ours == list(zip(rows.claim, rows.what, strict=True))  # twenty: few
     panels.clear()
     figures.draw("fedavg_curriculum")
     rows = panels["Our questions (one row each)"]
