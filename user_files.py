@@ -6,7 +6,6 @@ lie next to it.
 
 import ast
 import importlib.util
-import modulefinder
 import os
 import runpy
 import sys
@@ -115,64 +114,74 @@ def refuse_namesakes(file: str, folder: str) -> None:
 
 def imported_names(source: str) -> set[str]:
     """Returns the first parts of the names of the modules that a program imports."""
-    names = set()
+    return {name.partition(".")[0] for _, name in imports_of(source)}
+
+
+def imports_of(source: str | bytes) -> set[tuple[int, str]]:
+    """Returns the dots and the name of each import, and of each name that is imported from it."""
+    found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            found |= {(0, alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-    return {name.partition(".")[0] for name in names}
+            module = node.module or ""
+            found.add((node.level, module))
+            found |= {(node.level, f"{module}.{alias.name}".strip(".")) for alias in node.names}
+    return found
 
 
-class Finder(modulefinder.ModuleFinder):
-    """Follows folders without __init__.py, too, such as results/. Older Pythons fail at them."""
+def files_of(path: Path, excludes=()) -> set[Path]:
+    """Returns a program's file, and those that it imports: directly, or through another of them.
 
-    def find_module(self, name, path, parent=None):
+    They lie in its folder, in the working directory or in this project, if Python looks there.
+    """
+    searched = {Path(folder).resolve() for folder in sys.path}
+    places = [path.parent, *({Path.cwd(), ROOT} & searched)]
+    found = set()
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.add(file)
+        source = file.read_bytes()
         try:
-            return super().find_module(name, path, parent)
-        except AttributeError:  # such a folder has no loader
-            folders = [Path(parent_folder) / name for parent_folder in path or self.path]
-            folder = next(folder for folder in folders if folder.is_dir())
-            return None, str(folder), ("", "", modulefinder._PKG_DIRECTORY)
+            imports = imports_of(source)
+        except (SyntaxError, ValueError):
+            if file == path:
+                raise
+            continue  # it may never be imported
+        for level, name in imports:
+            if level:
+                waiting += files_of_module(file.parents[level - 1], name)
+            elif name.partition(".")[0] not in excludes:
+                for place in places:
+                    waiting += files_of_module(place, name)
+    return found
 
-    def load_package(self, fqname, pathname):
-        try:
-            return super().load_package(fqname, pathname)
-        except ImportError:  # it found no __init__.py
-            module = self.modules[fqname]
-            module.__file__ = None  # not the folder
-            return module
 
-
-def packages_of(path: Path) -> tuple[str, ...]:
-    """The folders from the working directory to a file, if Python can import it through them."""
-    here = Path.cwd()
-    if here not in path.parents:
-        return ()
-    folders = path.parent.relative_to(here).parts
-    return folders if all(map(str.isidentifier, folders)) else ()
+def files_of_module(folder: Path, name: str) -> list[Path]:
+    """Returns the files that Python reads to import a.b.c from a folder, those that exist."""
+    files = [folder / "__init__.py"]
+    for part in name.split("."):
+        files += [folder / f"{part}.py", folder / part / "__init__.py"]
+        folder /= part
+    return [file.resolve() for file in files if file.is_file()]
 
 
 def source_checksum(word, excludes=()) -> int | None:
-    """Returns the CRC-32 of FILE.py and of what it imports; None for other words.
+    """Returns the CRC-32 of FILE.py and of what it imports (`files_of`); None for other words.
 
-    Imports are searched for in its folder, the working directory and this project. With the
-    checksum --resume notices an edit. Modules with names in `excludes` are left out.
+    With it --resume notices an edit. Modules with names in `excludes` are left out.
     """
     file, _, name = str(word).rpartition(":")
     if not file.endswith(".py"):
         return None
     path = Path(file).resolve()
-    finder = Finder([str(path.parent), os.getcwd(), str(ROOT)], excludes=excludes)
-    packages = packages_of(path)
     checksum = 0
     try:
-        if path.exists() and packages and packages[0] not in excludes:
-            finder.import_hook(".".join([*packages, path.stem]))  # `from . import` needs packages
-        else:
-            finder.run_script(str(path))
-        for read in sorted({module.__file__ for module in finder.modules.values()} - {None}):
-            checksum = zlib.crc32(Path(read).read_bytes(), checksum)  # which runs nothing
-    except (OSError, SyntaxError, ImportError) as error:
+        for read in [path, *sorted(files_of(path, excludes) - {path})]:
+            checksum = zlib.crc32(read.read_bytes(), checksum)
+    except (OSError, SyntaxError, ValueError) as error:
         raise UsageError(f"{word}: {first_line(error)}") from error
     return checksum

@@ -182,7 +182,8 @@ class Config:
             is_used = about["when"] is None or about["when"](self)
             if about["role"] in roles and is_used and name not in BASES[self.base].unread:
                 value = getattr(self, name)
-                values[name] = float(value) if about["kind"] is float else value  # not 1
+                is_real = about["kind"] is float and isinstance(value, numbers.Real)
+                values[name] = float(value) if is_real else value  # 1 and 1.0 are one value
         return values
 
     def results_depend_on(self) -> dict:
@@ -213,9 +214,10 @@ def check_config(config_class) -> None:
     defaults = defaults_of(config_class)
     taken = {"help", "preset", "list_presets", "computed"}
     taken |= {name for name, value in vars(Config).items() if callable(value)}
+    taken |= {f"no_{name}" for name in defaults}  # such as --no-resume
     for field in dataclasses.fields(config_class):
         where = f"{config_class.__name__}.{field.name}"
-        if field.name in taken:
+        if field.name in taken or field.name.startswith("_"):
             raise UsageError(f"{where} is no option: choose another name")
         if field.default is dataclasses.MISSING or not field.init:
             raise UsageError(f"{where} is no option: write = and its default, or flag(default, ..)")

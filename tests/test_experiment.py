@@ -377,7 +377,13 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
             experiment.parse(config, {}, DOC, [])
     with pytest.raises(UsageError, match="^Small.clients is no option"):
         experiment.parse(Later, {}, DOC, [])
-    for taken in ("preset", "check", "flags"):  # a word of the command line, methods of Config
+    for taken in (
+        "preset",
+        "check",
+        "flags",
+        "no_resume",
+        "_x",
+    ):  # a word of the command line, methods of Config
         config = make_dataclass(
             "Own", [(taken, str, experiment.flag("a", "a word"))], bases=(Config,)
         )

@@ -68,12 +68,17 @@ def test_the_checksum_covers_imports_within_a_package(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     lines = ["from . import one", "from .two import f", "from mine.three import f"]
     (tmp_path / "mine/go.py").write_text("\n".join(lines))
-    checksums = []
+    (tmp_path / "mine/__init__.py").touch()
+    (tmp_path / "mine/go").mkdir()
+    (tmp_path / "mine/go/__init__.py").touch()  # Python could take this one for mine/go.py
+    monkeypatch.syspath_prepend(tmp_path)
+    checksums = [source_checksum("mine/go.py:f")]
+    (tmp_path / "mine/go.py").open("a").write("\n# edited")
     for edited in ("none", "one", "two", "three"):
         for name in ("one", "two", "three"):
             (tmp_path / f"mine/{name}.py").write_text(f"f = {int(name == edited)}")
         checksums.append(source_checksum("mine/go.py:f"))
-    assert len(set(checksums)) == 4
+    assert len(set(checksums)) == 5
 
 
 def test_the_checksum_covers_imports_from_folders_without_init(tmp_path, monkeypatch):
