@@ -113,8 +113,8 @@ def refuse_namesakes(file: str, folder: str) -> None:
 
 
 def imported_names(source: str) -> set[str]:
-    """Returns the first parts of the names of the modules that a program imports."""
-    return {name.partition(".")[0] for _, name in imports_of(source)}
+    """Returns the first parts of the names of the modules that a program imports by full names."""
+    return {name.partition(".")[0] for level, name in imports_of(source) if level == 0}
 
 
 def imports_of(source: str | bytes) -> set[tuple[int, str]]:
