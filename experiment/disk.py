@@ -222,9 +222,8 @@ def note_code(folder: Path, resume: bool) -> None:
     path = folder / CODE
     versions = {}
     if resume:
-        with contextlib.suppress(
-            OSError, ValueError, TypeError, AttributeError, OverflowError
-        ):  # edited by hand
+        by_hand = (ValueError, TypeError, AttributeError, OverflowError)  # it was edited
+        with contextlib.suppress(OSError, *by_hand):
             before = json.loads(path.read_text())
             versions = {file: [*map(int, checksums)] for file, checksums in before.items()}
     for file, checksum in our_code().items():
