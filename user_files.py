@@ -153,7 +153,8 @@ def files_of(path: Path, excludes=()) -> set[Path]:
             continue  # it may never be imported
         for level, name in imports:
             if level:
-                waiting += files_of_module(file.parents[level - 1], name)
+                above = file.parents[:level][-1]  # the top if there are more dots than folders
+                waiting += files_of_module(above, name)
             elif name.partition(".")[0] not in excludes:
                 for place in places:
                     waiting += files_of_module(place, name)

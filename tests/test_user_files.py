@@ -67,6 +67,7 @@ def test_the_checksum_covers_imports_within_a_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     lines = ["from . import one", "from .two import f", "from mine.three import f"]
+    lines.append(f"from {'.' * 99} import f")
     (tmp_path / "mine/go.py").write_text("\n".join(lines))
     (tmp_path / "mine/__init__.py").touch()
     (tmp_path / "mine/go").mkdir()
