@@ -49,8 +49,8 @@ How this differs from the paper, and why:
   paper. The presets' EMNIST is the letters, as in FedGen. The paper's counts are of emnist-byclass.
   A client of CelebA is one celebrity, which the paper's clients are not.
 - Accuracy is measured on the whole test set, after the last round and as the mean of the last ten.
-  The paper's code asks each client for all test samples of its labels, and pools these over
-  clients. This is the column own_pooled. Then the paper's code averages the five best rounds.
+  The authors' code asks each client for all test samples of its labels, and pools these over
+  clients. This is the column own_pooled. Then their code averages the five best rounds.
 """
 
 import functools

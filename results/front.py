@@ -125,7 +125,12 @@ def draw_row(axis, y: float, row: Row) -> None:
     draw_interval(axis, y + 0.24, control, ORANGE)
     is_larger = row.of_paper and CLAIMS.scale[row.of_paper] == "reduced"
     color = GREY if is_larger else "k"
-    axis.plot(published(row, gain), y - 0.36, "D", color=color, markersize=6.5)
+    of_paper = published(row, gain)
+    axis.plot(of_paper, y - 0.36, "D", color=color, markersize=6.5)
+    if CLAIMS.paper.get(row.of_paper, "").startswith("up to"):
+        axis.text(
+            of_paper - 0.4, y - 0.36, "up to", fontsize=8, color="0.4", ha="right", va="center"
+        )
     place = {"transform": axis.get_yaxis_transform(), "va": "center"}
     axis.text(-0.86, y - 0.27, row.name, weight="bold", fontsize=10.5, **place)
     axis.text(-0.86, y + 0.02, row.data, fontsize=9, color="0.25", **place)
