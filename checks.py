@@ -325,26 +325,32 @@ def refuse_state(model, x: Tensor) -> None:
         raise UsageError("its initial weights differ each time; wanted random numbers of torch")
     net = model.bind(model.by_layer(theta[None]), training=True, grad=True)
     before = remember(model, net)
-    constants = copies_of(model.constants)
     logits = net.head(net.features(x))
     refuse_unused(model, net, logits.sum())
     after = remember(model, net)
     changed = {name for name, module in after if after[name, module] != before.get((name, module))}
-    if name := min(changed | changes(constants, model.constants), default=""):
-        wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
-        if name in model.shapes:
-            wanted = "change it in place: add_, copy_"
-        name = name.removeprefix("net.")
-        raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
+    refuse_changed(model, net, changed)
     layers = model.by_layer(theta[None])
-    tensors = dict(zip(model.shapes, layers, strict=True)) | model.constants
-    copies = copies_of(tensors)
     net = model.bind(layers)
+    given = dict(zip(model.shapes, layers, strict=True))
+    copies = copies_of(dict(net.named_buffers()) | given)
     net.head(net.features(x))
-    if name := min(changes(copies, tensors), default=""):
+    now = dict(net.named_buffers()) | given
+    if name := min(changes(copies, now), default=""):
         name = name.removeprefix("net.")
         wanted = "leave this out (such as max_norm), or do it only if self.training"
         raise UsageError(f"a test changes self.{name}; {wanted}")
+
+
+def refuse_changed(model, net: nn.Module, changed: set[str] = frozenset()) -> None:
+    """Raises UsageError if training changed buffers that are no floats, or these attributes."""
+    constants = copies_of(model.constants)
+    buffers = dict(net.named_buffers())
+    changed = changed | changes(constants, buffers)
+    if name := min(changed, default=""):
+        wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
+        name = name.removeprefix("net.")
+        raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
 
 
 def copies_of(tensors: dict) -> dict:
@@ -353,7 +359,7 @@ def copies_of(tensors: dict) -> dict:
 
 def changes(copies: dict, tensors: dict) -> set[str]:
     """Returns the names of the tensors that are no longer as when `copies_of` copied them."""
-    return {name for name, copy in copies.items() if not is_same(copy, tensors[name])}
+    return {name for name, copy in copies.items() if not is_same(copy, tensors.get(name))}
 
 
 def refuse_mixing(model, x: list[Tensor], batch: Tensor, K: int) -> None:
@@ -393,9 +399,9 @@ def logits_alone(model, thetas: Tensor, x: list[Tensor]) -> Tensor:
     return torch.cat(of_clients)
 
 
-def is_same(a: Tensor, b: Tensor) -> bool:
+def is_same(a: Tensor, b: Tensor | None) -> bool:
     """Whether two tensors have the same entries. NaN is the same as NaN."""
-    if a.shape != b.shape:
+    if b is None or a.shape != b.shape:
         return False
     are_nan = (a != a) & (b != b)
     return ((a == b) | are_nan).all().item()

@@ -101,8 +101,8 @@ def put_first(folder: str) -> None:
 
 def refuse_namesakes(file: str, folder: str) -> None:
     """Raises ImportError if the file would get another module instead of its own neighbour."""
-    source = Path(file).read_text(encoding="utf-8", errors="replace")
-    for name in imported_names(source):
+    names = {name.partition(".")[0] for level, name in imports_of(Path(file)) if level == 0}
+    for name in names:
         for neighbour in (Path(folder, f"{name}.py"), Path(folder, name, "__init__.py")):
             if not neighbour.exists():
                 continue
@@ -112,15 +112,10 @@ def refuse_namesakes(file: str, folder: str) -> None:
                 raise ImportError(f"{neighbour} has the name of {whose}; rename it")
 
 
-def imported_names(source: str) -> set[str]:
-    """Returns the first parts of the names of the modules that a program imports by full names."""
-    return {name.partition(".")[0] for level, name in imports_of(source) if level == 0}
-
-
-def imports_of(source: str | bytes) -> set[tuple[int, str]]:
+def imports_of(path: Path) -> set[tuple[int, str]]:
     """Returns the dots and the name of each import, and of each name that is imported from it."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(path.read_bytes(), path)):
         if isinstance(node, ast.Import):
             found |= {(0, alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -133,10 +128,9 @@ def imports_of(source: str | bytes) -> set[tuple[int, str]]:
 def files_of(path: Path, excludes=()) -> set[Path]:
     """Returns a program's file, and those that it imports: directly, or through another of them.
 
-    They lie in its folder, in the working directory or in this project, if Python looks there.
+    They lie in its folder, in one above it, or in this project.
     """
-    searched = {Path(folder).resolve() for folder in sys.path}
-    places = [path.parent, *({Path.cwd(), ROOT} & searched)]
+    places = [*path.parents, ROOT]
     found = set()
     waiting = [path]
     while waiting:
@@ -144,9 +138,8 @@ def files_of(path: Path, excludes=()) -> set[Path]:
         if file in found:
             continue
         found.add(file)
-        source = file.read_bytes()
         try:
-            imports = imports_of(source)
+            imports = imports_of(file)
         except (SyntaxError, ValueError):
             if file == path:
                 raise

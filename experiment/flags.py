@@ -214,7 +214,8 @@ def check_config(config_class) -> None:
     defaults = defaults_of(config_class)
     taken = {"help", "preset", "list_presets", "computed"}
     taken |= {name for name, value in vars(Config).items() if callable(value)}
-    taken |= {f"no_{name}" for name in defaults}  # such as --no-resume
+    switches = [name for name, default in defaults.items() if isinstance(default, bool)]
+    taken |= {f"no_{name}" for name in switches}  # such as --no-resume
     for field in dataclasses.fields(config_class):
         where = f"{config_class.__name__}.{field.name}"
         if field.name in taken or field.name.startswith("_"):

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import common
+from bases import BASES
 from checks import plain_row
 from common import ADVICE, NonFiniteError
 from data import Data, UsageError, first_line, load_data
-from nets import SIDE, seed_libraries, seeded
+from nets import NETS, SIDE, seed_libraries, seeded
 from user_files import OURS, ROOT, file_of, is_ours, source_checksum
 
 from .disk import file_name, load, save
@@ -271,7 +272,7 @@ class Run:
         for name, value in self.identity.items():
             if checksum := source_checksum(value, excludes=OURS):
                 found[f"the file of --{name}, checksum"] = checksum
-        for file in self.script.own_files():
+        for file in self.script.own_files(self.config):
             checksum = source_checksum(f"{file}:federate", excludes=OURS)
             found[f"the file {Path(file).name}, checksum"] = checksum
         return found
@@ -366,9 +367,12 @@ class Script:
         file = file_of(self.config)
         return str(Path(file).relative_to(ROOT)) if is_ours(file) else Path(file).name
 
-    def own_files(self) -> set[str]:
-        """Returns the files that hold a user's own script. For our scripts there is none."""
-        files = {file_of(self.federate), file_of(self.config)}
+    def own_files(self, config: Config) -> set[str]:
+        """Returns the files that hold a user's own script, or its base or model. Ours are none."""
+        parts = [self.federate, self.config, BASES[config.base]]
+        if config.model in NETS:
+            parts.append(NETS[config.model])
+        files = {file_of(part) for part in parts}
         return {file for file in files if file.endswith(".py") and not is_ours(file)}
 
     def setting(self, config: Config, flags) -> str:

@@ -35,6 +35,7 @@ import common
 import data
 import experiment
 import fedcl_fgn
+import nets
 from common import NonFiniteError
 from data import UsageError
 from experiment import flag, report
@@ -317,6 +318,7 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     @dataclass
     class Free(Config):
         limits: ClassVar[dict] = {}
+        no_clients: float = 0.5  # --no-x belongs to a switch x only
 
     @dataclass
     class Faster(Config):
@@ -1212,6 +1214,26 @@ def test_an_edited_script_of_the_users_is_not_resumed(edited, work, capsys, monk
     assert "another run's (the file own_script.py, or one that it imports, was edited)" in line
     for name in ("own_script", "own_steps"):
         del sys.modules[name]
+
+
+@pytest.mark.parametrize("registry, option", [(bases.BASES, "base"), (nets.NETS, "model")])
+def test_an_edited_base_or_model_of_the_users_is_not_resumed(
+    registry, option, work, capsys, monkeypatch
+):
+    """Their own program has given it a name."""
+    monkeypatch.syspath_prepend(work)
+    text = "from bases import FedAvg as base\nfrom nets import lenet5\nclass base(base): pass\n"
+    text += "def model(*sizes, **how): return lenet5(*sizes, **how)\n"
+    Path("own_part.py").write_text(text)
+    name = {"base": "fedavg", "model": "lenet5"}[option]
+    monkeypatch.setitem(registry, name, getattr(importlib.import_module("own_part"), option))
+    flags = ["--out=r", f"--{option}={name}"]
+    start(*flags)
+    start(*flags, "--resume")
+    Path("own_part.py").write_text(text + "# edited")
+    line = refused(capsys, *flags, "--resume")
+    assert "another run's (the file own_part.py, or one that it imports, was edited)" in line
+    del sys.modules["own_part"]
 
 
 def test_an_edit_of_our_code_is_said_when_a_run_goes_on(tmp_path):

@@ -618,6 +618,32 @@ def test_a_net_that_replaces_a_weight_once_it_has_grown_is_refused(new, tmp_path
         train(model, theta, data, np.array([0]), batches, Local(0.1))
 
 
+@pytest.mark.parametrize("change", ["self.mask.fill_(0)", "self.mask = self.mask & False"])
+def test_a_net_that_changes_a_buffer_of_no_floats_late_is_refused(change, tmp_path):
+    """Otherwise a client would train with the mask of the one before it."""
+    mask = "self.register_buffer('mask', torch.ones(1, dtype=torch.bool))"
+    data = random_images()
+    text = own_net(mask, after=f"if self.training and self.out.weight.abs().max() > 0.5: {change}")
+    model = build_model(write_net(tmp_path, text), data)
+    batches = [np.arange(8).reshape(4, 2)]
+    train(model, model.init(0), data, np.array([0]), batches, Local(0.0))
+    with pytest.raises(
+        UsageError, match="^training sets self.mask, which is not averaged or saved"
+    ):
+        train(model, 100 * model.init(0), data, np.array([0]), batches, Local(0.1))
+
+
+def test_a_net_that_leaves_out_a_layer_late_is_refused(tmp_path):
+    """Its weights have no gradient then."""
+    more = "self.more = nn.Linear(classes, classes)"
+    text = own_net(more, after="y = self.more(y) if self.out.weight.abs().max() < 0.5 else y")
+    data = random_images()
+    model = build_model(write_net(tmp_path, text), data)
+    batches = [np.arange(8).reshape(4, 2)]
+    with pytest.raises(UsageError, match="the loss does not depend on all weights$"):
+        train(model, 100 * model.init(0), data, np.array([0]), batches, Local(0.1))
+
+
 def test_a_net_can_have_an_empty_buffer(tmp_path):
     text = own_net("self.register_buffer('none', torch.zeros(0))")
     model = build_model(write_net(tmp_path, text), random_images())

@@ -32,6 +32,7 @@ def test_a_file_gets_the_neighbours_of_its_own_folder_as_they_are_now(tmp_path, 
     first = load_from_file(f"{tmp_path}/v1/m.py:f")
     second = load_from_file(f"{tmp_path}/v2/m.py:f")
     assert (first(), second()) == ("v1", "v2")
+    (tmp_path / "v1/m.py").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "v1/m.py").read_bytes())
     (tmp_path / "v1" / package / "one.py").write_text("N = 'v3'")
     assert load_from_file(f"{tmp_path}/v1/m.py:f")() == "v3"
     assert (first(), second()) == ("v1", "v2")
@@ -80,6 +81,17 @@ def test_the_checksum_covers_imports_within_a_package(tmp_path, monkeypatch):
             (tmp_path / f"mine/{name}.py").write_text(f"f = {int(name == edited)}")
         checksums.append(source_checksum("mine/go.py:f"))
     assert len(set(checksums)) == 5
+
+
+def test_the_checksum_covers_imports_from_a_folder_above_wherever_python_looks(tmp_path):
+    """A package under src/, or a file that puts its parent into sys.path."""
+    (tmp_path / "src/mine").mkdir(parents=True)
+    (tmp_path / "src/mine/go.py").write_bytes(b"\xef\xbb\xbffrom mine.steps import f")  # with a BOM
+    checksums = set()
+    for text in ("f = 1", "f = 2"):
+        (tmp_path / "src/mine/steps.py").write_text(text)
+        checksums.add(source_checksum(f"{tmp_path}/src/mine/go.py:f"))
+    assert len(checksums) == 2
 
 
 def test_the_checksum_covers_imports_from_folders_without_init(tmp_path, monkeypatch):
