@@ -318,7 +318,7 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     @dataclass
     class Free(Config):
         limits: ClassVar[dict] = {}
-        no_clients: float = 0.5  # --no-x belongs to a switch x only
+        no_clients: float = experiment.flag(0.5, "a part")  # --no-x belongs to a switch x
 
     @dataclass
     class Faster(Config):
