@@ -329,32 +329,28 @@ def refuse_state(model, x: Tensor) -> None:
     refuse_unused(model, net, logits.sum())
     after = remember(model, net)
     changed = {name for name, module in after if after[name, module] != before.get((name, module))}
-    refuse_changed(model, net, changed)
+    changed |= changes(model.constants, dict(net.named_buffers()))  # .data has no version
+    if name := min(changed, default=""):
+        wanted = "leave it out, or make it a finite float buffer and change it in place: add_"
+        if name in model.shapes:
+            wanted = "change it in place: add_, copy_"
+        name = name.removeprefix("net.")
+        raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
     layers = model.by_layer(theta[None])
     net = model.bind(layers)
     given = dict(zip(model.shapes, layers, strict=True))
-    copies = copies_of(dict(net.named_buffers()) | given)
+    copies = copies_of(given) | model.constants  # `bind` copied these
     net.head(net.features(x))
-    now = dict(net.named_buffers()) | given
-    if name := min(changes(copies, now), default=""):
+    if name := min(changes(copies, dict(net.named_buffers()) | given), default=""):
         name = name.removeprefix("net.")
-        wanted = "leave this out (such as max_norm), or do it only if self.training"
-        raise UsageError(f"a test changes self.{name}; {wanted}")
-
-
-def refuse_changed(model, net: nn.Module, changed: set[str] = frozenset()) -> None:
-    """Raises UsageError if training changed buffers that are no floats, or these attributes."""
-    constants = copies_of(model.constants)
-    buffers = dict(net.named_buffers())
-    changed = changed | changes(constants, buffers)
-    if name := min(changed, default=""):
-        wanted = "leave it out, or make it a float buffer and change it in place: add_, copy_"
-        name = name.removeprefix("net.")
-        raise UsageError(f"training sets self.{name}, which is not averaged or saved; {wanted}")
+        raise UsageError(
+            f"a test changes self.{name}; leave this out (such as max_norm), or do it only if "
+            "self.training"
+        )
 
 
 def copies_of(tensors: dict) -> dict:
-    return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def changes(copies: dict, tensors: dict) -> set[str]:

@@ -5,10 +5,12 @@ lie next to it.
 """
 
 import ast
+import functools
 import importlib.util
 import os
 import runpy
 import sys
+import sysconfig
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +45,8 @@ def our_code() -> dict[str, int]:
 
 def file_of(thing: Callable) -> str:
     """Returns the file that defines a function or class, or "notebook"."""
+    if isinstance(thing, functools.partial):
+        return file_of(thing.func)
     file = getattr(sys.modules.get(thing.__module__), "__file__", None)
     return str(Path(file).resolve()) if file else "notebook"
 
@@ -128,9 +132,13 @@ def imports_of(path: Path) -> set[tuple[int, str]]:
 def files_of(path: Path, excludes=()) -> set[Path]:
     """Returns a program's file, and those that it imports: directly, or through another of them.
 
-    They lie in its folder, in one above it, or in this project.
+    They are those of the imported names in its folder, in one above it, in the working directory
+    or in this project, even if Python finds the name elsewhere. Installed packages do not count.
     """
-    places = [*path.parents, ROOT]
+    installed = [
+        sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
+    places = {*path.parents, Path.cwd(), ROOT} - {Path(place).resolve() for place in installed}
     found = set()
     waiting = [path]
     while waiting:
@@ -141,13 +149,11 @@ def files_of(path: Path, excludes=()) -> set[Path]:
         try:
             imports = imports_of(file)
         except (SyntaxError, ValueError):
-            if file == path:
-                raise
-            continue  # it may never be imported
+            continue  # Python says so, if it imports this file
         for level, name in imports:
             if level:
                 above = file.parents[:level][-1]  # the top if there are more dots than folders
-                waiting += files_of_module(above, name)
+                waiting += [*files_of_module(above, "__init__"), *files_of_module(above, name)]
             elif name.partition(".")[0] not in excludes:
                 for place in places:
                     waiting += files_of_module(place, name)
@@ -156,11 +162,11 @@ def files_of(path: Path, excludes=()) -> set[Path]:
 
 def files_of_module(folder: Path, name: str) -> list[Path]:
     """Returns the files that Python reads to import a.b.c from a folder, those that exist."""
-    files = [folder / "__init__.py"]
+    files = []
     for part in name.split("."):
         files += [folder / f"{part}.py", folder / part / "__init__.py"]
         folder /= part
-    return [file.resolve() for file in files if file.is_file()]
+    return [file.resolve() for file in files if os.access(file, os.R_OK) and file.is_file()]
 
 
 def source_checksum(word, excludes=()) -> int | None:
@@ -176,6 +182,6 @@ def source_checksum(word, excludes=()) -> int | None:
     try:
         for read in [path, *sorted(files_of(path, excludes) - {path})]:
             checksum = zlib.crc32(read.read_bytes(), checksum)
-    except (OSError, SyntaxError, ValueError) as error:
+    except OSError as error:
         raise UsageError(f"{word}: {first_line(error)}") from error
     return checksum

@@ -274,7 +274,8 @@ class Run:
                 found[f"the file of --{name}, checksum"] = checksum
         for file in self.script.own_files(self.config):
             checksum = source_checksum(f"{file}:federate", excludes=OURS)
-            found[f"the file {Path(file).name}, checksum"] = checksum
+            name = f"the file {Path(file).name}, checksum"  # of two __init__.py, say, the sum
+            found[name] = found.get(name, 0) + checksum
         return found
 
 
@@ -368,11 +369,9 @@ class Script:
         return str(Path(file).relative_to(ROOT)) if is_ours(file) else Path(file).name
 
     def own_files(self, config: Config) -> set[str]:
-        """Returns the files that hold a user's own script, or its base or model. Ours are none."""
-        parts = [self.federate, self.config, BASES[config.base]]
-        if config.model in NETS:
-            parts.append(NETS[config.model])
-        files = {file_of(part) for part in parts}
+        """Returns the files of a user's own script, base and model. This project's do not count."""
+        net = NETS.get(config.model, self.config)
+        files = {*map(file_of, (self.federate, self.config, BASES[config.base], net))}
         return {file for file in files if file.endswith(".py") and not is_ours(file)}
 
     def setting(self, config: Config, flags) -> str:

@@ -1216,24 +1216,27 @@ def test_an_edited_script_of_the_users_is_not_resumed(edited, work, capsys, monk
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("registry, option", [(bases.BASES, "base"), (nets.NETS, "model")])
-def test_an_edited_base_or_model_of_the_users_is_not_resumed(
-    registry, option, work, capsys, monkeypatch
-):
-    """Their own program has given it a name."""
+@pytest.mark.parametrize("edited", ["own_base", "own_model"])
+def test_an_edited_base_or_model_of_the_users_is_not_resumed(edited, work, capsys, monkeypatch):
+    """Their program has registered both. The files have one name, and the model is a partial."""
     monkeypatch.syspath_prepend(work)
-    text = "from bases import FedAvg as base\nfrom nets import lenet5\nclass base(base): pass\n"
-    text += "def model(*sizes, **how): return lenet5(*sizes, **how)\n"
-    Path("own_part.py").write_text(text)
-    name = {"base": "fedavg", "model": "lenet5"}[option]
-    monkeypatch.setitem(registry, name, getattr(importlib.import_module("own_part"), option))
-    flags = ["--out=r", f"--{option}={name}"]
-    start(*flags)
-    start(*flags, "--resume")
-    Path("own_part.py").write_text(text + "# edited")
-    line = refused(capsys, *flags, "--resume")
-    assert "another run's (the file own_part.py, or one that it imports, was edited)" in line
-    del sys.modules["own_part"]
+    texts = {
+        "own_base": "import bases\nclass Base(bases.FedAvg): pass\n",
+        "own_model": "import nets\ndef model(*sizes, **how): return nets.lenet5(*sizes, **how)\n",
+    }
+    for name, text in texts.items():
+        Path(name).mkdir()
+        Path(name, "__init__.py").write_text(text)
+    model = functools.partial(importlib.import_module("own_model").model)
+    monkeypatch.setitem(bases.BASES, "fedavg", importlib.import_module("own_base").Base)
+    monkeypatch.setitem(nets.NETS, "lenet5", model)
+    start("--out=r")
+    start("--out=r", "--resume")
+    Path(edited, "__init__.py").write_text(texts[edited] + "# edited")
+    line = refused(capsys, "--out=r", "--resume")
+    assert "another run's (the file __init__.py, or one that it imports, was edited)" in line
+    for name in texts:
+        del sys.modules[name]
 
 
 def test_an_edit_of_our_code_is_said_when_a_run_goes_on(tmp_path):

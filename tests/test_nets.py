@@ -605,7 +605,9 @@ def test_no_test_changes_weights_that_have_grown(tmp_path):
     assert torch.equal(theta, before)
 
 
-@pytest.mark.parametrize("new", [".data = {}", " = nn.Parameter({})"])
+@pytest.mark.parametrize(
+    "new", [".data = {}", " = nn.Parameter({})", " = nn.Parameter({}, False); y = y.detach()"]
+)
 def test_a_net_that_replaces_a_weight_once_it_has_grown_is_refused(new, tmp_path):
     """Only the tensors that the model was given are averaged."""
     rule = "self.out.weight" + new.format("self.out.weight.data.clamp(-0.5, 0.5)")

@@ -18,7 +18,7 @@ NODES = {
     "common.py": 1720,
     "bases.py": 1000,
     "training.py": 2500,
-    "checks.py": 2300,
+    "checks.py": 2260,
     "data.py": 2500,
     "user_files.py": 800,
     "nets.py": 3200,

@@ -1,12 +1,13 @@
 """user_files.py: what a user's file gets, and when its checksum changes."""
 
-import importlib
+import importlib.util
 import zlib
+from pathlib import Path
 
 import pytest
 
 from data import UsageError
-from user_files import load_from_file, source_checksum
+from user_files import files_of, load_from_file, source_checksum
 
 
 def test_a_name_is_found_in_a_file_of_the_working_directory(tmp_path, monkeypatch):
@@ -92,6 +93,29 @@ def test_the_checksum_covers_imports_from_a_folder_above_wherever_python_looks(t
         (tmp_path / "src/mine/steps.py").write_text(text)
         checksums.add(source_checksum(f"{tmp_path}/src/mine/go.py:f"))
     assert len(checksums) == 2
+
+
+def test_the_checksum_covers_a_neighbour_of_the_working_directory(tmp_path, monkeypatch):
+    """Python looks there, too. What lies above the file counts only if a name leads there."""
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "zoo/net.py").write_text("from steps import f")
+    checksums = []
+    for text in ("f = 1", "f = 2"):
+        (tmp_path / "here/steps.py").write_text(text)
+        checksums.append(source_checksum("../zoo/net.py:f"))
+    (tmp_path / "__init__.py").write_text("unrelated = 1")
+    checksums.append(source_checksum("../zoo/net.py:f"))
+    assert checksums[0] != checksums[1] == checksums[2]
+
+
+def test_installed_packages_are_no_files_of_the_users():
+    """A model of torchvision imports torch, whose files are thousands."""
+    path = Path(importlib.util.find_spec("torchvision").origin).parent / "models/resnet.py"
+    found = files_of(path)
+    assert path in found and path.parent / "_utils.py" in found
+    assert all("torchvision" in file.parts for file in found)
 
 
 def test_the_checksum_covers_imports_from_folders_without_init(tmp_path, monkeypatch):
