@@ -28,10 +28,12 @@ from reliability import SCRIPTS, in_a_folder, run_line, short_run  # noqa: E402
 import data  # noqa: E402
 import nets  # noqa: E402
 import training  # noqa: E402
+from experiment import machine  # noqa: E402
 
 aten = torch.ops.aten
 WAITS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.bincount, aten.equal}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}  # moves its index
+ON_GPU = "on the GPU"  # in checkpoints
 COPIES = {aten.copy_, *INDEXING}
 
 
@@ -71,6 +73,9 @@ class OnGpu(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
     device = property(lambda self: torch.device("cuda", 0))
     is_meta = property(lambda self: False)
+
+    def __getitem__(self, index):
+        return super().__getitem__(torch.tensor(index) if isinstance(index, list) else index)
 
     def new_tensor(self, values):
         return torch.tensor(values, dtype=self.dtype, device="cuda")
@@ -155,6 +160,11 @@ def on_gpu(x):
     return OnGpu(x) if isinstance(x, torch.Tensor) else x
 
 
+def is_named(x) -> bool:
+    """Whether x is how a checkpoint holds a tensor of the GPU."""
+    return isinstance(x, dict) and ON_GPU in x
+
+
 def asks_by_mask(name, args) -> bool:
     """Whether an index is a mask, of which the host must know how many entries are true."""
     if name not in INDEXING:
@@ -188,16 +198,19 @@ def pretended_gpu():
             GPU.in_step = False
 
     def save_values(content, file):
-        save(tree_map(value_of, content), file)
+        save(tree_map(lambda x: {ON_GPU: x.value} if isinstance(x, OnGpu) else x, content), file)
 
-    def load_values(path, map_location="cpu", **options):
-        content = load(path, map_location="cpu", **options)
-        return tree_map(on_gpu, content) if map_location == "cuda" else content
+    def load_values(path, **options):
+        def place(x):
+            return on_gpu(x[ON_GPU]) if is_named(x) else x
+
+        return tree_map(place, load(path, weights_only=True), is_leaf=is_named)
 
     torch._C._ensureCUDADeviceGuardSet()
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     data.read_data.cache_clear()
+    machine.gpu_fault.cache_clear()
     with contextlib.ExitStack() as stack:
         patched = {  # a function for each: torch's compiler refuses one of two names
             "is_available": lambda: True,
@@ -205,6 +218,7 @@ def pretended_gpu():
             "get_device_name": lambda *_: "pretended",
             "synchronize": lambda *_: None,
             "manual_seed_all": lambda seed: None,
+            "set_device": lambda *_: None,
             "_lazy_init": lambda: None,
         }
         stack.enter_context(mock.patch.multiple(torch.cuda, **patched))
@@ -213,6 +227,7 @@ def pretended_gpu():
         stack.enter_context(GPU)
         yield GPU
     data.read_data.cache_clear()
+    machine.gpu_fault.cache_clear()
     torch._C._set_only_lift_cpu_tensors(before)
 
 
@@ -264,11 +279,11 @@ def compare(command: str) -> tuple[int, float]:
     [script] = [name for name in SCRIPTS if name in module]
     folder = Path(re.sub(r"\W+", "-", command))
     tables = []
-    for device in ("cpu", "auto"):
+    for device in ("cpu", "cuda"):
         data.read_data.cache_clear()
         line = [*short_run(script), "--dtype=float64", *flags]
         line += [f"--device={device}", f"--out={folder / device}"]
-        is_pretended = device == "auto" and not torch.cuda.is_available()
+        is_pretended = device == "cuda" and not torch.cuda.is_available()
         with pretended_gpu() if is_pretended else contextlib.nullcontext():
             status, _, errors = run_line(module, line)
         if status:
