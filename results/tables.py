@@ -66,7 +66,7 @@ CHECKS = json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_t
 def family(claim: str) -> pd.DataFrame:
     """Returns a claim's comparisons: interval, p (after Holm), direction, effect, p_within.
 
-    A1 and A1b, halves of one claim, are one family; so are A10 and A10b, and E12 and E12b.
+    A1 and A1b, halves of one claim, are one family; so are A10, E12 and E43 and theirs.
     """
     rows = COMPARISONS[COMPARISONS.claim.str.rstrip("b") == claim.rstrip("b")].copy()
     intervals = []
@@ -311,6 +311,7 @@ DECAY_RUNS = {  # a run, and the endings of its blocks of trials
     "Fashion-MNIST, LeNet-5, 200, 0.9": ("fmnist-decay0.9", "ab"),
     "CIFAR-10, LeNet-5, 60, 0.99": ("cifar10-decay0.99", "ab"),
     "Fashion-MNIST, LeNet-5, 60, 0.99": ("fmnist-decay0.99", "ab"),
+    "CIFAR-10, AlexNet, 60, 0.9": ("alexnet-criticalfl0.9", "123456"),
     "CIFAR-10, AlexNet, 36, 0.9": ("alexnet-decay0.9", "123456"),
 }
 
