@@ -877,3 +877,38 @@ def test_client_aware_layers_train_on_tables_stacked_and_refuse_series(tmp_path)
         )
     with pytest.raises(UsageError, match="grey images are x"):
         build_model(write_net(tmp_path, STACKED), float_data(20, 9))
+
+
+OWN_LSTM = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, channels, side, classes):
+        super().__init__()
+        self.rnn = nn.LSTM(channels * side, 5, batch_first=True)
+        self.out = nn.Linear(5, classes)
+    def forward(self, x):
+        self.rnn.flatten_parameters()
+        return self.out(self.rnn(x.flatten(1, 2))[0][:, -1])
+"""
+
+
+def move_weights(rnn: nn.RNNBase) -> None:
+    """What torch does on a GPU, where cuDNN wants the weights next to one another."""
+    for weight in rnn._flat_weights:
+        weight.data = weight.data.clone()
+
+
+@pytest.mark.parametrize("name", ["lstm", "own"])
+def test_a_recurrent_layer_trains_where_torch_would_move_its_weights(name, tmp_path, monkeypatch):
+    data = random_text() if name == "lstm" else random_images()
+    file = name if name == "lstm" else write_net(tmp_path, OWN_LSTM)
+    batches = [np.arange(12).reshape(4, 3)] * 2
+    thetas = []
+    for _ in range(2):
+        model = build_model(file, data, dtype=torch.float64)
+        local = Local(lr=0.1, seeds=[0, 1])
+        update = train(model, model.init(0), data, np.arange(2), batches, local)
+        thetas.append(update.gather_thetas())
+        monkeypatch.setattr(nn.RNNBase, "flatten_parameters", move_weights)
+    assert (thetas[0][0] != model.init(0)).any()
+    assert torch.equal(*thetas)

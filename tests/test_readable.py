@@ -21,7 +21,7 @@ NODES = {
     "checks.py": 2260,
     "data.py": 2500,
     "user_files.py": 800,
-    "nets.py": 3200,
+    "nets.py": 3250,
     "fedavg_curriculum.py": 1400,
     "client_curriculum.py": 1870,
     "fedcl_fgn.py": 1355,
