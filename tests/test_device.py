@@ -32,6 +32,7 @@ from experiment import machine  # noqa: E402
 
 aten = torch.ops.aten
 WAITS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.bincount, aten.equal}
+WAITS |= {aten._unique2, aten.unique_consecutive, aten.repeat_interleave, aten.allclose}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}  # moves its index
 ON_GPU = "on the GPU"  # in checkpoints
 COPIES = {aten.copy_, *INDEXING}
@@ -95,6 +96,7 @@ class Gpu(_python_dispatch.TorchDispatchMode):
     """Sends operations to the CPU and names their results the GPU's, or refuses them."""
 
     in_step = False  # whether a local step is being taken
+    steps = 0  # how many were taken on images of the GPU
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -132,6 +134,10 @@ class Gpu(_python_dispatch.TorchDispatchMode):
             raise RuntimeError(f"{operation}: tensors on the CPU and on the GPU")
         if name is aten._fused_sgd_:
             check_fused(*args[:3], kwargs["momentum"])
+
+    def synchronize(self, *_) -> None:
+        if self.in_step:
+            raise RuntimeError("a local step waits for the host: synchronize")
 
 
 GPU = Gpu()
@@ -192,6 +198,7 @@ def pretended_gpu():
 
     def watched_step(self, *args):
         GPU.in_step = True
+        GPU.steps += isinstance(self.images, OnGpu)
         try:
             return take_step(self, *args)
         finally:
@@ -200,11 +207,18 @@ def pretended_gpu():
     def save_values(content, file):
         save(tree_map(lambda x: {ON_GPU: x.value} if isinstance(x, OnGpu) else x, content), file)
 
-    def load_values(path, **options):
-        def place(x):
-            return on_gpu(x[ON_GPU]) if is_named(x) else x
+    def load_values(path, map_location, **options):
+        content = load(path, map_location="cpu", **options)
+        storage = mock.Mock()
+        if map_location != "cpu":
+            map_location(storage, "cuda:0")
+        is_sent = storage.to.called and storage.to.call_args.kwargs["device"].type == "cuda"
 
-        return tree_map(place, load(path, weights_only=True), is_leaf=is_named)
+        def place(x):
+            value = x[ON_GPU] if is_named(x) else x
+            return on_gpu(value) if is_named(x) and is_sent else value
+
+        return tree_map(place, content, is_leaf=is_named)
 
     torch._C._ensureCUDADeviceGuardSet()
     before = torch._C._only_lift_cpu_tensors()
@@ -216,7 +230,8 @@ def pretended_gpu():
             "is_available": lambda: True,
             "device_count": lambda: 1,
             "get_device_name": lambda *_: "pretended",
-            "synchronize": lambda *_: None,
+            "synchronize": GPU.synchronize,
+            "is_current_stream_capturing": lambda: False,
             "manual_seed_all": lambda seed: None,
             "set_device": lambda *_: None,
             "_lazy_init": lambda: None,
@@ -240,9 +255,10 @@ COMMANDS = (  # in the suite
     "fedcl_gmm_sync --method fedcl --rounds 2",
     "fedac_art --method fedac --augment crop-flip --projection",
     "results.fedac_art.controls --method fedac --features encoder --warmup 1",
+    "fedcl_fgn --method cl --fgn per_sample --base fedyogi",
 )
 MORE = (
-    *("fedcl_fgn --method cl --fgn per_sample", "fedcl_fgn --detector fim --detect-samples 3"),
+    "fedcl_fgn --detector fim --detect-samples 3",
     *("fedavg_curriculum --order curriculum anti random vanilla", "client_curriculum"),
     *("fedavg_curriculum --score E", "fedavg_curriculum --model resnet9", "fedac_art"),
     *("fedavg_curriculum --model mine.py:Net --momentum 0.5", "fedac_art --base moon"),
@@ -284,10 +300,13 @@ def compare(command: str) -> tuple[int, float]:
         line = [*short_run(script), "--dtype=float64", *flags]
         line += [f"--device={device}", f"--out={folder / device}"]
         is_pretended = device == "cuda" and not torch.cuda.is_available()
+        GPU.steps = 0
         with pretended_gpu() if is_pretended else contextlib.nullcontext():
             status, _, errors = run_line(module, line)
         if status:
             raise RuntimeError(f"--device {device}: exit {status}: {errors[-2000:]}")
+        if is_pretended and not GPU.steps:
+            raise RuntimeError("no step was taken on the GPU")
         tables.append(pd.read_csv(folder / device / "metrics.csv"))
     one, other = [table.select_dtypes("number").drop(columns="seconds") for table in tables]
     pd.testing.assert_frame_equal(one, other, rtol=1e-6, atol=1e-9)
@@ -311,6 +330,7 @@ def test_what_a_gpu_refuses():
             x.numpy()
         assert (x + 1).cpu().tolist() == [1, 1, 1]
         waits = [lambda: x.sum().item(), lambda: x[x > 0], lambda: torch.ones(3).to("cuda"), x.cpu]
+        waits += [x.unique, torch.cuda.synchronize, lambda: torch.allclose(x, x)]
         gpu.in_step = True
         for wait in waits:
             with pytest.raises(RuntimeError, match="waits for the host"):
