@@ -66,7 +66,7 @@ CHECKS = json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_t
 def family(claim: str) -> pd.DataFrame:
     """Returns a claim's comparisons: interval, p (after Holm), direction, effect, p_within.
 
-    A1 and A1b, halves of one claim, are one family; so are A10, E12 and E43 and theirs.
+    A1 and A1b, halves of one claim, are one family. A10, E12 and E43 have such halves, too.
     """
     rows = COMPARISONS[COMPARISONS.claim.str.rstrip("b") == claim.rstrip("b")].copy()
     intervals = []

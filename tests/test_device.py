@@ -209,14 +209,15 @@ def pretended_gpu():
 
     def load_values(path, map_location, **options):
         content = load(path, map_location="cpu", **options)
-        storage = mock.Mock()
+        storage = mock.Mock()  # notes where a storage of the GPU is sent
         if map_location != "cpu":
             map_location(storage, "cuda:0")
         is_sent = storage.to.called and storage.to.call_args.kwargs["device"].type == "cuda"
 
         def place(x):
-            value = x[ON_GPU] if is_named(x) else x
-            return on_gpu(value) if is_named(x) and is_sent else value
+            if not is_named(x):
+                return x
+            return on_gpu(x[ON_GPU]) if is_sent else x[ON_GPU]
 
         return tree_map(place, content, is_leaf=is_named)
 
