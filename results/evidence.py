@@ -51,9 +51,9 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
     """Returns the measures of each trial, from its rounds.
 
     final, last10, first_quarter     tests: the last, of the last ten rounds, of the first quarter
-    late                             tests in the last sixth of the uploads
+    late                             tests after five sixths of the uploads
     uploads                          how many uploads there are
-    clients_early_late               clients per round, mean of the first third - of the last
+    clients_early_late               clients per round, first third - last (66 of 200 rounds each)
     rounds_to_base, uploads_to_base  what 'fedavg+cl' took to the last10 of its trial's 'fedavg'
     clients_to_base                  clients per round until then; NaN if it never came there
     rounds_to_target                 what a method took to the final of its trial's 'fedavg'
