@@ -81,8 +81,8 @@ def check_samples(name: str, x, codes: int) -> np.ndarray:
     if not (is_images or is_text or is_floats) or x.size == 0:
         raise ValueError(
             f"{name} is {x.dtype} {x.shape}; wanted images (n, H, W, C) of uint8, floats "
-            "(n, .., F), or text (n, L) of int64: .astype(np.uint8) makes pixels of 0 to 255, "
-            ".astype(float) a table, .reshape(n, H, W) images of flat ones"
+            "(n, .., F), or text (n, L) of int64: .astype(np.uint8) keeps pixels of 0 to 255 (16 "
+            "bits: x // 256), .astype(float) makes a table, .reshape(n, H, W) images of flat ones"
         )
     if is_text and not 0 <= x.min() <= x.max() < codes:
         raise ValueError(
@@ -103,10 +103,11 @@ def check_samples(name: str, x, codes: int) -> np.ndarray:
 
 
 def are_channels_first(shape: tuple) -> bool:
-    """Whether (n, a, b, c) can only be (n, C, H, W), as torch has it."""
+    """Whether (n, a, b, c) is (n, C, H, W), as torch has it, and not images as wide as deep."""
     _, channels, height, width = shape
-    is_image = height == width or min(height, width) > 16
-    return channels <= 4 < min(height, width) and is_image
+    if height == width != channels:
+        return height > 4
+    return channels <= 4 and min(height, width) > 16
 
 
 def are_bytes(x: np.ndarray) -> bool:
@@ -297,6 +298,13 @@ def check_tensors(net: nn.Module) -> None:
         if {"WeightNorm", "SpectralNorm"} & {*hooks}:
             old = f"the {hooks[0]} of a {type(module).__name__} keeps no weight"
             raise UsageError(f"{old}; wanted those of torch.nn.utils.parametrizations")
+    first_in = {}
+    for name, parameter in net.named_parameters():
+        first = first_in.setdefault(memory_of(parameter) or name, name).removeprefix("net.")
+        name = name.removeprefix("net.")
+        if name != first:
+            found = f"{name} shares the memory of {first}, and would train on its own"
+            raise UsageError(f"{found}; wanted one parameter: self.{name} = self.{first}")
 
 
 def refuse_unused(model, net: nn.Module, loss: Tensor) -> None:

@@ -368,7 +368,7 @@ def average(fl, theta: Tensor, frozen: dict[int, Tensor], update: training.Updat
     clients received. Layers with requires_grad=False keep its weights.
     """
     thetas = torch.stack([*frozen.values(), *update.gather_thetas()])
-    return fl.model.keep_frozen(thetas.mean(0), theta)
+    return fl.model.keep_frozen(thetas.mean(0), theta, lambda: thetas)
 
 
 def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]:

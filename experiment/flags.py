@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import numbers
+import os
 import shlex
 import sys
 import types
@@ -43,7 +44,9 @@ def flag(
 
     `Config.check` raises UsageError for a value of another type, or outside the limits.
     """
-    about = {"help": help, "kind": type(default), "sweep": sweep, "choices": tuple(choices)}
+    if not isinstance(choices, dict):  # a program may add a base to BASES later
+        choices = tuple(choices)
+    about = {"help": help, "kind": type(default), "sweep": sweep, "choices": choices}
     about |= {"low": low, "high": high, "above": above, "role": role, "when": when}
     return dataclasses.field(default=default, metadata=about)
 
@@ -150,15 +153,19 @@ class Config:
 
     def check(self) -> None:
         """Raises UsageError for a value outside its limits, and where options contradict."""
-        for name in defaults_of(type(self)):
-            if name not in self.computed:
-                check_value(type(self), name, getattr(self, name))
+        self.check_limits()
         if self.clients_per_round > self.clients:
             raise UsageError(f"--clients-per-round: choose at most --clients {self.clients}")
         if 0 < self.parts < self.clients:
             raise UsageError(f"--parts {self.parts}: choose at least --clients {self.clients}")
         if self.device == "cuda" and gpu_fault():
             raise UsageError(f"--device cuda: {gpu_fault()}")
+
+    def check_limits(self) -> None:
+        """Raises UsageError for a value outside its limits."""
+        for name in defaults_of(type(self)):
+            if name not in self.computed:
+                check_value(type(self), name, getattr(self, name))
 
     def reads_rounds(self) -> bool:
         """Whether a round depends on --rounds. A Config whose rounds do not returns False.
@@ -381,6 +388,8 @@ def add_option(group, config_class, name: str) -> None:
 
 def convert(kind: type, word: str):
     """Returns a word of the command line as a value of this type, if it is one."""
+    if kind is str:
+        return os.path.expanduser(word)  # a shell leaves the ~ of --out=~/results
     try:
         return kind(word)
     except ValueError:

@@ -180,6 +180,38 @@ def test_hold_out_tests_on_a_share_of_each_clients_samples():
     assert len(fl.data.y_test) == 29  # in doubles 0.29 * 100 is below 29
 
 
+def test_shared_samples_are_not_held_out():
+    """One client would train on what another's test holds."""
+
+    class Shared(common.Federation):
+        def deal(self):
+            return [np.arange(0, 12), np.arange(10, 20)]
+
+    config = ordinary.make_config(clients=2, clients_per_round=1, hold_out=0.5)
+    with pytest.raises(UsageError, match="^--hold-out: [^\n]*dealt twice[^\n]*$"):
+        Shared(config, random_images(), common.Streams(0))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"partition": "IID"}, {"base": "FedAvg"}, {"lr": -1.0}, {"hold_out": 1.5}]
+)
+def test_a_program_cannot_build_clients_from_options_outside_their_limits(wrong):
+    config = experiment.Config(**{"clients": 20} | wrong)
+    name = next(iter(wrong)).replace("_", "-")
+    with pytest.raises(UsageError, match=f"^--{name} [^\n]*: choose [^\n]*$"):
+        common.Federation(config, random_images(), common.Streams(0))
+
+
+def test_a_base_can_be_named_after_the_options_were_made(monkeypatch):
+    class Mine(bases.FedAvg):
+        pass
+
+    monkeypatch.setitem(bases.BASES, "mine", Mine)
+    config = experiment.Config(clients=20, base="mine")
+    fl = common.Federation(config, random_images(), common.Streams(0))
+    assert type(fl.base) is Mine
+
+
 def test_labels_are_counted_by_client_and_class():
     fl = make_federation(partition="dirichlet", alpha=0.3)
     counts = fl.count_labels()

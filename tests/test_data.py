@@ -113,7 +113,8 @@ def test_black_images_have_finite_values(tmp_path):
         ({"x_train": np.array(3, np.uint8)}, "uint8"),
         ({"x_train": np.array(["a"] * 20)}, "<U1"),
         ({"x_train": SAMPLES[:20].reshape(20, -1)}, "reshape"),
-        ({"x_train": np.tile(SAMPLES[:20], 2).transpose(0, 3, 1, 2)}, "wanted one kind"),
+        ({"x_train": np.tile(SAMPLES[:20], 2)}, "wanted one kind"),
+        ({"x_train": np.tile(SAMPLES[:20], 2).transpose(0, 3, 1, 2)}, "channels first"),
         ({"x_train": SAMPLES[:20].transpose(0, 3, 1, 2)}, "channels first"),
         ({"x_train": SAMPLES[:20].transpose(0, 3, 1, 2) / 255}, "channels first"),
         ({"x_train": np.full((20, 6), 80)}, "text"),
@@ -865,6 +866,7 @@ def test_natural_clients_are_whole():
 @pytest.mark.parametrize(
     "kind, clients, low, owner, message",
     [
+        ("IID", 5, 1, None, "IID: choose one of iid, "),
         ("iid", 11, 1, None, "11 clients or parts"),
         ("iid", 5, 3, None, "5 clients or parts"),
         ("natural", 5, 1, None, "natural"),

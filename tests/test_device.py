@@ -265,7 +265,10 @@ MORE = (
     *("fedavg_curriculum --model mine.py:Net --momentum 0.5", "fedac_art --base moon"),
     *("fedavg_curriculum --base fedprox", "fedavg_curriculum --base fednova"),
     *("fedavg_curriculum --base fedyogi", "fedac_art --base solo --clients-per-round 4"),
-    *("fedavg_curriculum --hold-out 0.2 --per-client", "fedavg_curriculum --norm group"),
+    *(
+        "fedavg_curriculum --hold-out 0.2 --per-client",
+        "fedavg_curriculum --norm group --model fedgen-cnn",
+    ),
     "fedcl_gmm_sync --rounds 2 --method fedcl fedgen fedavg fedprox fedensemble",
     "fedcl_gmm_sync --rounds 2 --method feddistill feddistill+",
     *("results.fedac_art.controls", "results.fedac_art.controls --features pooled --flip 0.2"),

@@ -805,6 +805,14 @@ BAD = {
 }
 
 
+def test_a_home_that_the_shell_left_as_it_is_becomes_a_folder(work, monkeypatch):
+    """bash does so in --out=~/r, where pandas and pathlib then disagree."""
+    monkeypatch.setenv("HOME", str(work / "home"))
+    start("--out=~/r")
+    assert (work / "home" / "r" / "metrics.csv").exists()
+    assert not (work / "~").exists()
+
+
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_checkpoint_is_one_line_and_left_alone(bad, work, capsys):
     start("--out=r")

@@ -477,8 +477,12 @@ def test_group_norms_that_replace_nothing_are_refused(tmp_path):
     text = FLAT.replace("classes))", "classes), nn.BatchNorm1d(classes))")
     name = write_net(tmp_path, text)
     assert build_model(name, random_images()).has_batch_norm
-    with pytest.raises(UsageError, match="^--model [^\n]*--norm group [^\n]*only BatchNorm1d$"):
+    with pytest.raises(UsageError, match="^--model [^\n]*--norm group [^\n]* has BatchNorm1d$"):
         build_model(name, random_images(), norm="group")
+    with pytest.raises(
+        UsageError, match="^--model lenet5: [^\n]*--norm group [^\n]*no batch norm$"
+    ):
+        build_model("lenet5", random_images(), norm="group")
 
 
 def test_a_batch_norm_that_counts_its_batches_is_refused(tmp_path):
@@ -709,6 +713,44 @@ def test_a_net_whose_buffers_change_in_place_trains(kind, tmp_path):
     assert update.gather_thetas().isfinite().all()
 
 
+TRAINED_ONLY = own_net(
+    "self.extra = nn.Linear(channels * side * side, classes)",
+    after="y = y + self.extra(x.flatten(1)) if self.training else y",
+)
+
+
+def test_a_head_that_only_training_uses_is_trained(tmp_path):
+    data = random_images()
+    model = build_model(write_net(tmp_path, TRAINED_ONLY), data, dtype=DOUBLE)
+    theta = model.init(0)
+    update = train(model, theta, data, np.array([0]), [np.arange(8).reshape(4, 2)], Local(0.1))
+    assert (update.gather_thetas()[0] != theta).all()
+
+
+MASK = "self.register_buffer('mask', torch.linspace(0.1, 1, 97))"
+COUNT = "self.register_buffer('n', torch.ones(1))"
+
+
+@pytest.mark.parametrize("base", ["fedavg", "scaffold"])
+def test_an_average_rounds_no_buffer_that_no_client_changed(base, tmp_path):
+    """A mask of ones would otherwise be 0.99999994 after a round, and not equal 1 any more."""
+    text = own_net(f"{MASK}; {COUNT}", "if self.training: self.n.add_(x.mean())")
+    name = write_net(tmp_path, text)
+    fl = ordinary.make_federation(clients=7, model=name, base=base, dtype="float32")
+    state = fl.start()
+    before = fl.model.bind(state["theta"][None])
+    everyone = fl.everyone
+    for t in range(3):
+        update = fl.train(state, t, everyone, ordinary.first_batches(fl, everyone))
+        p = np.random.default_rng(t).dirichlet(np.ones(7))
+        state["theta"] = fl.aggregate(state, update, p)
+        after = fl.model.bind(state["theta"][None])
+        assert torch.equal(after.net.mask, before.net.mask)
+        expected = sum(p[k] * update.gather_thetas()[k, -1].item() for k in range(7))
+        assert after.net.n.item() == pytest.approx(expected, rel=1e-6)
+        assert expected != 1
+
+
 SCRIPTED = """
 import torch
 def Net(*sizes):
@@ -733,6 +775,10 @@ WRONG = {
         "do not depend on spare.weight; [^\n]*freeze",
     ),
     "frozen": (FLAT + "        self.requires_grad_(False)", "nothing to learn"),
+    "one memory": (
+        own_net("self.a, self.b = [nn.Parameter(t.detach()) for t in [torch.ones(3)] * 2]"),
+        "b shares the memory of a, [^\n]*self.b = self.a",
+    ),
     "lazy": (FLAT.replace("nn.Linear(channels * side * side, ", "nn.LazyLinear("), "lazy layer"),
     "complex": (own_net("self.c = nn.Parameter(torch.ones(1, dtype=torch.cfloat))"), "complex"),
     "old norm": (own_net("self.f = nn.utils.spectral_norm(nn.Linear(3, 3))"), "parametrizations"),

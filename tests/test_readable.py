@@ -18,7 +18,7 @@ NODES = {
     "common.py": 1720,
     "bases.py": 1000,
     "training.py": 2500,
-    "checks.py": 2260,
+    "checks.py": 2310,
     "data.py": 2500,
     "user_files.py": 800,
     "nets.py": 3250,
