@@ -14,7 +14,7 @@ import common
 import nets
 from data import UsageError, epochs_of_batches, from_arrays
 from nets import arrange, build_model
-from training import Local, train
+from training import Local, squared_gradients, train, train_one_client
 
 DOUBLE = torch.float64
 NETS = [(name, "batch") for name in ZOO] + [("fedgen-cnn", "group"), ("resnet9", "group")]
@@ -713,18 +713,25 @@ def test_a_net_whose_buffers_change_in_place_trains(kind, tmp_path):
     assert update.gather_thetas().isfinite().all()
 
 
-TRAINED_ONLY = own_net(
-    "self.extra = nn.Linear(channels * side * side, classes)",
-    after="y = y + self.extra(x.flatten(1)) if self.training else y",
-)
+EXTRA = "self.extra = nn.Linear(channels * side * side, classes)"
+TRAINED_ONLY = own_net(EXTRA, after="y = y + self.extra(x.flatten(1)) if self.training else y")
 
 
 def test_a_head_that_only_training_uses_is_trained(tmp_path):
+    """In a test its gradient is 0."""
     data = random_images()
     model = build_model(write_net(tmp_path, TRAINED_ONLY), data, dtype=DOUBLE)
     theta = model.init(0)
-    update = train(model, theta, data, np.array([0]), [np.arange(8).reshape(4, 2)], Local(0.1))
-    assert (update.gather_thetas()[0] != theta).all()
+    batches = np.array([[0, 1], [2, -1], [3, 4]])
+    update = train(model, theta, data, np.array([0]), [batches], Local(0.1))
+    after = update.gather_thetas()[0]
+    assert (after != theta).all()
+    one = train_one_client(model, theta, data, batches, Local(0.1))
+    assert torch.allclose(after, one, rtol=0, atol=1e-12)
+    bare = build_model(write_net(tmp_path, own_net()), data, dtype=DOUBLE)
+    expected = squared_gradients(bare, theta[-bare.size :], data, np.arange(3))
+    found = squared_gradients(model, theta, data, np.arange(3))
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 MASK = "self.register_buffer('mask', torch.linspace(0.1, 1, 97))"
