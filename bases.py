@@ -57,7 +57,8 @@ class FedAvg:
         """Returns the next global weights (P,). Batch statistics are averaged, too."""
         d = self.model.trainable
         p = theta.new_tensor(p)
-        average = self.model.keep_frozen(update.average(p), theta, update.gather_thetas)
+        buffers = update.gather(self.model.buffers)
+        average = self.model.keep_constant(update.average(p), theta, buffers)
         next_w_0 = self.server(theta[:d], average[:d], p, update, memory)
         return torch.cat([next_w_0, average[d:]])
 

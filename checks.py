@@ -103,7 +103,10 @@ def check_samples(name: str, x, codes: int) -> np.ndarray:
 
 
 def are_channels_first(shape: tuple) -> bool:
-    """Whether (n, a, b, c) is (n, C, H, W), as torch has it, and not images as wide as deep."""
+    """Whether (n, a, b, c) looks like torch's (n, C, H, W).
+
+    Where b = c it does, because images are rarely as wide as they have channels.
+    """
     _, channels, height, width = shape
     if height == width != channels:
         return height > 4
@@ -298,13 +301,12 @@ def check_tensors(net: nn.Module) -> None:
         if {"WeightNorm", "SpectralNorm"} & {*hooks}:
             old = f"the {hooks[0]} of a {type(module).__name__} keeps no weight"
             raise UsageError(f"{old}; wanted those of torch.nn.utils.parametrizations")
-    first_in = {}
+    names = {}  # of what is in a place of the memory
     for name, parameter in net.named_parameters():
-        first = first_in.setdefault(memory_of(parameter) or name, name).removeprefix("net.")
-        name = name.removeprefix("net.")
-        if name != first:
-            found = f"{name} shares the memory of {first}, and would train on its own"
-            raise UsageError(f"{found}; wanted one parameter: self.{name} = self.{first}")
+        other = names.setdefault(memory_of(parameter) or name, name)
+        if name != other and parameter.requires_grad:
+            found = f"{name} and {other} share memory, and would train apart".replace("net.", "")
+            raise UsageError(f"{found}; wanted one parameter in both places")
 
 
 def refuse_unused(model, net: nn.Module, loss: Tensor) -> None:

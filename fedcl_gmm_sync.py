@@ -365,10 +365,10 @@ def average(fl, theta: Tensor, frozen: dict[int, Tensor], update: training.Updat
     """Returns the mean (P,) of the frozen clients' weights and of this round's weights (Eq. 21).
 
     `fl.aggregate` would weigh by samples, and knows no frozen clients. theta (P,) is what the
-    clients received. Layers with requires_grad=False keep its weights.
+    clients received: layers with requires_grad=False, and buffers that nobody changed, keep it.
     """
     thetas = torch.stack([*frozen.values(), *update.gather_thetas()])
-    return fl.model.keep_frozen(thetas.mean(0), theta, lambda: thetas)
+    return fl.model.keep_constant(thetas.mean(0), theta, thetas[:, fl.model.buffers])
 
 
 def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]:

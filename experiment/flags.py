@@ -153,19 +153,15 @@ class Config:
 
     def check(self) -> None:
         """Raises UsageError for a value outside its limits, and where options contradict."""
-        self.check_limits()
+        for name in defaults_of(type(self)):
+            if name not in self.computed:
+                check_value(type(self), name, getattr(self, name))
         if self.clients_per_round > self.clients:
             raise UsageError(f"--clients-per-round: choose at most --clients {self.clients}")
         if 0 < self.parts < self.clients:
             raise UsageError(f"--parts {self.parts}: choose at least --clients {self.clients}")
         if self.device == "cuda" and gpu_fault():
             raise UsageError(f"--device cuda: {gpu_fault()}")
-
-    def check_limits(self) -> None:
-        """Raises UsageError for a value outside its limits."""
-        for name in defaults_of(type(self)):
-            if name not in self.computed:
-                check_value(type(self), name, getattr(self, name))
 
     def reads_rounds(self) -> bool:
         """Whether a round depends on --rounds. A Config whose rounds do not returns False.
@@ -272,10 +268,10 @@ def fault_of(value, about: dict) -> str:
     """Returns what to choose instead of this value; nothing if it is allowed."""
     wanted, words = KINDS[about["kind"]]
     choices = about["choices"]
-    if choices and value not in choices:
-        return f"one of {', '.join(choices)}"
     if not isinstance(value, wanted):
         return words
+    if choices and value not in choices:
+        return f"one of {', '.join(choices)}"
     if about["kind"] in (bool, str):
         return ""
     low = about["low"]
@@ -388,7 +384,7 @@ def add_option(group, config_class, name: str) -> None:
 
 def convert(kind: type, word: str):
     """Returns a word of the command line as a value of this type, if it is one."""
-    if kind is str:
+    if word.startswith("~/"):
         return os.path.expanduser(word)  # a shell leaves the ~ of --out=~/results
     try:
         return kind(word)

@@ -1,5 +1,6 @@
 """FedCL and its baselines against closed forms, SciPy, scikit-learn, loops and literal runs."""
 
+import functools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import common
 import experiment
 import fedcl_gmm_sync as g
 from data import load_data
+from nets import Model
 from results.fedcl_gmm_sync import controls
 
 plain = ordinary.load_plain("fedcl_gmm_sync")
@@ -447,6 +449,21 @@ def test_lambert_w_is_scipys():
     np.testing.assert_allclose(w, lambertw(y).real, rtol=1e-10, atol=2e-8)
     beyond = torch.tensor([-1 / math.e, -0.5, -9], dtype=torch.float64)
     assert (g.confidence(beyond, 0, 0.5) == math.e).all()
+
+
+def test_the_average_keeps_buffers_that_neither_clients_nor_frozen_ones_changed():
+    """Eq. 21 averages the others: here two of three buffers, changed by a frozen client or now."""
+    kept = 0.9
+    model = SimpleNamespace(frozen=slice(1, 1), buffers=slice(1, 4))
+    fl = SimpleNamespace(model=model)
+    model.keep_constant = functools.partial(Model.keep_constant, model)
+    theta = torch.tensor([1.0, kept, 5.0, 7.0])
+    frozen = {2: torch.tensor([2.0, kept, 6.5, 7.0])}
+    rows = torch.tensor([[3.0, kept, 5.0, 7.0], [4.0, kept, 5.0, 10.0]])
+    update = SimpleNamespace(gather_thetas=lambda: rows)
+    found = g.average(fl, theta, frozen, update)
+    assert found.tolist() == pytest.approx([3.0, kept, 5.5, 8.0], rel=1e-6)
+    assert found[1] == theta[1] and found[1] != torch.stack([*frozen.values(), *rows]).mean(0)[1]
 
 
 # --------------------------------------------------------------------- the pool, freezing, phases

@@ -696,6 +696,13 @@ STATELESS = {
     "kept in a test": own_net(after="self.training or setattr(self, 'seen', y)"),
     "in place": own_net(BUFFER, "if self.training: self.ema.mul_(0.9).add_(0.1)"),
     "batch norm": own_net("self.norm = nn.BatchNorm2d(channels)", "x = self.norm(x)"),
+    "empty": own_net(
+        "self.a, self.b = [nn.Parameter(torch.ones(0)) for _ in 'ab']",
+        after="y = y + self.a.sum() + self.b.sum()",
+    ),
+    "frozen twice": own_net(
+        "self.a, self.b = [nn.Parameter(t, False) for t in [torch.ones(3)] * 2]"
+    ),
     "mask": own_net(BUFFER.replace("zeros(1)", "tensor([0, -torch.inf])"), "x = x + self.ema[0]"),
     "constant": own_net("self.scale = [torch.ones(1), {'a': 2}]", "x = x * self.scale[0]"),
     "function": own_net("self.f = lambda x: x.tanh()", "x = self.f(x)"),
@@ -741,7 +748,7 @@ COUNT = "self.register_buffer('n', torch.ones(1))"
 @pytest.mark.parametrize("base", ["fedavg", "scaffold"])
 def test_an_average_rounds_no_buffer_that_no_client_changed(base, tmp_path):
     """A mask of ones would otherwise be 0.99999994 after a round, and not equal 1 any more."""
-    text = own_net(f"{MASK}; {COUNT}", "if self.training: self.n.add_(x.mean())")
+    text = own_net(f"{MASK}; {COUNT}", "if self.training and x.mean() > 0: self.n.add_(x.mean())")
     name = write_net(tmp_path, text)
     fl = ordinary.make_federation(clients=7, model=name, base=base, dtype="float32")
     state = fl.start()
@@ -755,6 +762,8 @@ def test_an_average_rounds_no_buffer_that_no_client_changed(base, tmp_path):
         assert torch.equal(after.net.mask, before.net.mask)
         expected = sum(p[k] * update.gather_thetas()[k, -1].item() for k in range(7))
         assert after.net.n.item() == pytest.approx(expected, rel=1e-6)
+        counts = update.gather_thetas()[:, -1]
+        assert 0 < (counts == before.net.n).sum() < 7 or t
         assert expected != 1
 
 
@@ -784,7 +793,7 @@ WRONG = {
     "frozen": (FLAT + "        self.requires_grad_(False)", "nothing to learn"),
     "one memory": (
         own_net("self.a, self.b = [nn.Parameter(t.detach()) for t in [torch.ones(3)] * 2]"),
-        "b shares the memory of a, [^\n]*self.b = self.a",
+        "b and a share memory, ",
     ),
     "lazy": (FLAT.replace("nn.Linear(channels * side * side, ", "nn.LazyLinear("), "lazy layer"),
     "complex": (own_net("self.c = nn.Parameter(torch.ones(1, dtype=torch.cfloat))"), "complex"),

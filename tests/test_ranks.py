@@ -96,6 +96,28 @@ def test_ranks_equal_one_process(name, tmp_path):
     assert close(states_of_ranks, states)
 
 
+MASKED = """
+import torch
+class Net(torch.nn.Sequential):
+    def __init__(self, channels, side, classes):
+        linear = torch.nn.Linear(channels * side * side, classes)
+        super().__init__(torch.nn.Flatten(), linear)
+        self.register_buffer("mask", torch.linspace(0.1, 1, 97))
+"""
+
+
+def test_ranks_round_no_buffer_that_no_client_changed(tmp_path):
+    write_tiny(tmp_path)
+    (tmp_path / "masked.py").write_text(MASKED)
+    flags = ("--rounds=4", "--model=masked.py:Net", "--trials=1", "--clients-per-round=3")
+    status, errors = finish(start(3, "fedavg_curriculum", tmp_path, "--out=r", *flags))
+    assert status == 0, errors[-2000:]
+    _, states = outcome(tmp_path / "r")
+    assert len(states) > 0
+    for state in states.values():
+        assert torch.equal(state["theta"][-97:], torch.linspace(0.1, 1, 97).double())
+
+
 def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path):
     """SIGKILL to rank 1 after the first checkpoint: no rank hangs, going on equals no kill."""
     write_tiny(tmp_path)
