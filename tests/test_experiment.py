@@ -1255,7 +1255,7 @@ def test_an_edit_of_our_code_is_said_when_a_run_goes_on(tmp_path):
         copy(path, tmp_path / path.name)
 
     def said(*words) -> str:
-        words = ["fedcl_fgn.py", "--trials=2", "--method=base", "--out=r", "--jobs=2", *words]
+        words = ["fedcl_fgn.py", "--trials=2", "--method=base", "--out=r", "--jobs=1", *words]
         done = subprocess.run(
             [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True
         )
@@ -1266,7 +1266,8 @@ def test_an_edit_of_our_code_is_said_when_a_run_goes_on(tmp_path):
     assert "edited" not in said("--rounds=1", "--resume")
     text = (tmp_path / "bases.py").read_text()
     (tmp_path / "bases.py").write_text(text + "# edited\n")
-    assert said("--rounds=2", "--resume").count("bases.py: edited since these runs began") == 1
+    shown = said("--rounds=2", "--resume", "--jobs=2")
+    assert shown.count("bases.py: edited since these runs began") == 1
     (tmp_path / "experiment/report.py").open("a").write("# edited\n")
     (tmp_path / "bases.py").write_text(text)  # round 2 is still of the other one
     assert "bases.py: edited since" in said("--rounds=3", "--resume")
