@@ -368,7 +368,7 @@ def average(fl, theta: Tensor, frozen: dict[int, Tensor], update: training.Updat
     clients received: layers with requires_grad=False, and buffers that nobody changed, keep it.
     """
     thetas = torch.stack([*frozen.values(), *update.gather_thetas()])
-    return fl.model.keep_constant(thetas.mean(0), theta, thetas[:, fl.model.buffers])
+    return fl.model.keep_constant(thetas.mean(0), theta, thetas[:, fl.model.rest])
 
 
 def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]:

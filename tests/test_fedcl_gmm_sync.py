@@ -454,7 +454,7 @@ def test_lambert_w_is_scipys():
 def test_the_average_keeps_buffers_that_neither_clients_nor_frozen_ones_changed():
     """Eq. 21 averages the others: here two of three buffers, changed by a frozen client or now."""
     kept = 0.9
-    model = SimpleNamespace(frozen=slice(1, 1), buffers=slice(1, 4))
+    model = SimpleNamespace(rest=slice(1, 4))
     fl = SimpleNamespace(model=model)
     model.keep_constant = functools.partial(Model.keep_constant, model)
     theta = torch.tensor([1.0, kept, 5.0, 7.0])

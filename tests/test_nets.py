@@ -696,10 +696,6 @@ STATELESS = {
     "kept in a test": own_net(after="self.training or setattr(self, 'seen', y)"),
     "in place": own_net(BUFFER, "if self.training: self.ema.mul_(0.9).add_(0.1)"),
     "batch norm": own_net("self.norm = nn.BatchNorm2d(channels)", "x = self.norm(x)"),
-    "empty": own_net(
-        "self.a, self.b = [nn.Parameter(torch.ones(0)) for _ in 'ab']",
-        after="y = y + self.a.sum() + self.b.sum()",
-    ),
     "frozen twice": own_net(
         "self.a, self.b = [nn.Parameter(t, False) for t in [torch.ones(3)] * 2]"
     ),
@@ -765,6 +761,51 @@ def test_an_average_rounds_no_buffer_that_no_client_changed(base, tmp_path):
         counts = update.gather_thetas()[:, -1]
         assert 0 < (counts == before.net.n).sum() < 7 or t
         assert expected != 1
+
+
+def test_frozen_weights_that_training_moves_are_averaged_and_sent(tmp_path):
+    """As those of a mean teacher. One client in three leaves them, and others stay to the bit."""
+    teacher = "self.m, self.k = [nn.Parameter(torch.full((1,), 0.1), False) for _ in 'mk']"
+    text = own_net(teacher, "if self.training and x.mean() > 0: self.m.mul_(0.9).add_(x.mean())")
+    options = {"clients": 3, "dtype": "float32"}
+    fl = ordinary.make_federation(model=write_net(tmp_path, text), **options)
+    state = fl.start()
+    everyone = fl.everyone
+    batches = ordinary.first_batches(fl, everyone)
+    images = fl.data.images("train")
+    images[batches[0].ravel()] = images[batches[0].ravel()].abs().neg()
+    update = fl.train(state, 0, everyone, batches)
+    theta = fl.aggregate(state, update, np.array([0.2, 0.3, 0.5]))
+    means = []
+    for of_client in batches:
+        m = 0.1
+        for batch in of_client:
+            x = images[batch[batch >= 0]].double().mean().item()
+            m = 0.9 * m + x if x > 0 else m
+        means.append(m)
+    kept = fl.model.bind(theta[None]).net
+    assert means[0] == 0.1 and means[1] != 0.1
+    assert kept.m.item() == pytest.approx(np.dot([0.2, 0.3, 0.5], means), rel=1e-5)
+    assert kept.k.item() == state["theta"][fl.model.trainable + 1].item()
+    assert fl.cost(update)["sent_mb"] == pytest.approx(3 * fl.model.size * 4e-6)
+
+
+def test_a_net_that_flattens_images_by_view_trains(tmp_path):
+    """Its images lie in memory as torch's own do; NIID-Bench's and PyTorch's first nets need it."""
+    text = own_net(
+        "self.c = nn.Conv2d(1, 1, 3, padding=1)", "x = self.c(x); x = x.view(len(x), -1)"
+    )
+    assert build_model(write_net(tmp_path, text), random_images()).trainable == 10 + 257 * 4
+
+
+def test_a_net_with_an_empty_weight_is_refused(tmp_path):
+    """A table has no side: channels * side * side is 0, and only the biases would learn."""
+    x = np.random.default_rng(0).standard_normal((8, 5))
+    table = from_arrays(x, np.arange(8) % 4, x, np.arange(8) % 4)
+    with pytest.raises(
+        UsageError, match=r"out.weight has the shape \(4, 0\), so it is empty: .*0, c"
+    ):
+        build_model(write_net(tmp_path, own_net()), table)
 
 
 SCRIPTED = """
