@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from checks import UsageError
+from errors import UsageError
 from nets import Model
 from training import Local, Output, Update
 

@@ -52,8 +52,8 @@ from torch import Tensor
 
 import common
 import experiment
-from checks import IS_TEXT
-from data import Data, UsageError, epochs_of_batches
+from data import IS_TEXT, Data, epochs_of_batches
+from errors import UsageError
 from experiment import flag
 from nets import Model, arrange
 
@@ -464,7 +464,7 @@ def hidden_of_clients(fl: common.Federation, update: common.Update) -> dict:
 def hidden_vectors(model: Model, theta: Tensor, x: Tensor) -> Tensor:
     """Returns the input (n, F) of the model's last layer for images x (n, H, W, C) at theta (P,).
 
-    The last layer of a user's own model is not known. There it returns the logits.
+    It returns the logits of a user's own model that is not head(features(x)).
     """
     net = model.bind(theta[None])
     vectors = []

@@ -15,12 +15,12 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from checks import UsageError, first_line
+from errors import UsageError, first_line
 
 ROOT = Path(__file__).resolve().parent
-OURS = ("bases", "checks", "common", "data", "experiment", "nets", "results", "training")
+OURS = ("bases", "common", "data", "errors", "experiment", "nets", "results")
 OURS += ("client_curriculum", "fedac_art", "fedavg_curriculum", "fedcl_fgn", "fedcl_gmm_sync")
-OURS += ("user_files",)
+OURS += ("stacks", "training", "user_files")
 
 
 def is_ours(file: str) -> bool:

@@ -22,9 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from checks import GPU_ERRORS, is_out_of_memory
-from common import NonFiniteError
-from data import UsageError, first_line
+from errors import GPU_ERRORS, NonFiniteError, UsageError, first_line, is_out_of_memory
 from user_files import OURS, is_ours
 
 from . import report

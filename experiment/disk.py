@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from checks import is_of_the_machine
-from data import UsageError, first_line
+from errors import UsageError, first_line, is_of_the_machine
 from user_files import our_code
 
 from .processes import on_first_rank

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import numbers
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from torch import Tensor
 
 import common
 from bases import BASES
-from checks import plain_row
-from common import ADVICE, NonFiniteError
-from data import Data, UsageError, first_line, load_data
+from common import ADVICE
+from data import Data, load_data
+from errors import NonFiniteError, UsageError, first_line
 from nets import NETS, SIDE, seed_libraries, seeded
 from user_files import OURS, ROOT, file_of, is_ours, source_checksum
 
@@ -277,6 +278,27 @@ class Run:
             name = f"the file {Path(file).name}, checksum"  # of two __init__.py, say, the sum
             found[name] = found.get(name, 0) + checksum
         return found
+
+
+def plain_row(row: dict, totals=()) -> dict:
+    """Returns a row of metrics.csv in plain Python.
+
+    Raises UsageError for an array of several entries, and if a column of `totals` has no finite
+    number, or one of a test none.
+    """
+    plain = {}
+    for name, value in row.items():
+        if hasattr(value, "item"):
+            if math.prod(value.shape) != 1:
+                raise UsageError(f"column {name} has shape {tuple(value.shape)}; wanted one number")
+            value = value.item()
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if name in ("accuracy", "loss", *totals) and not is_number:
+            raise UsageError(f"column {name} is {value!r}; wanted a number")
+        if name in totals and not abs(value) < math.inf:
+            raise UsageError(f"column {name} is {value!r}; wanted a finite number")
+        plain[name] = value
+    return plain
 
 
 def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:

@@ -121,7 +121,7 @@ def test_black_images_have_finite_values(tmp_path):
         ({"x_train": np.zeros((20, 3, 17, 20))}, "channels first"),
         ({"x_train": np.zeros((20, 3, 16, 20))}, "wanted one kind"),
         ({"x_train": SAMPLES[:20].transpose(0, 3, 1, 2) / 255}, "channels first"),
-        ({"x_train": np.full((20, 6), 80)}, "text"),
+        ({"x_train": np.full((20, 6), -1)}, "text"),
         ({"x_train": SAMPLES[:20] // 128}, "one scale"),
         ({"y_train": np.array(3)}, "wanted 20 integers"),
         ({"y_train": LABELS[:20, None]}, "wanted 20 integers"),
@@ -306,7 +306,7 @@ def test_npz_that_is_none(name, said, tmp_path):
 
 @pytest.mark.parametrize(
     "part, low, high",
-    [("x_train", -1, 79), ("y_train", 0, 80), ("x_test", 0, 80), ("y_test", -1, 3)],
+    [("x_train", -1, 79), ("y_train", 0, 80), ("x_test", -3, 80), ("y_test", -1, 3)],
 )
 def test_a_text_of_other_characters_is_refused(part, low, high):
     arrays = {"x_train": np.full((6, 4), 79), "y_train": np.full(6, 79)}

@@ -677,7 +677,7 @@ def test_results_count_rounds_and_updates_to_fedavgs_final_accuracy():
         ("--local-steps 1000000000000000000", "--local-steps"),
         ("--generator-hidden 1000000000000000000", "--generator-hidden"),
         ("--data-share 0.1 1", "only 144 samples, --min-size 32"),
-        (f"--model {Path(__file__)}:Flat", "fedcl's generator needs a model with features"),
+        (f"--model {Path(__file__)}:Flat", "fedcl's generator needs a model that is head"),
         (f"--method fedavg fedgen --model {Path(__file__)}:Flat", "fedgen's generator needs"),
     ],
 )
