@@ -20,7 +20,7 @@ NODES = {
     "errors.py": 100,
     "training.py": 2200,
     "stacks.py": 900,
-    "data.py": 3700,
+    "data.py": 3840,
     "user_files.py": 800,
     "nets.py": 3850,
     "fedavg_curriculum.py": 1400,
