@@ -6,13 +6,13 @@ they say all that a script must know. A command goes through these modules:
 1. command.py: `main` has `conduct` do the following, and says in one line what went wrong
 2. flags.py: `parse` makes a config for each point of the sweep
 3. runs.py: `Script.plan` makes a `Run` for each method, setting and trial
-4. places.py: `workers` starts processes; command.py's `build_all` reads the data meanwhile
+4. workers.py: `workers` starts processes; command.py's `build_all` reads the data meanwhile
 5. disk.py: `claim` makes the folder this command's
-6. places.py: `train_all` has every run trained, in processes.py's workers or ranks, or here
+6. workers.py: `train_all` has every run trained, in workers, in torchrun's ranks, or here
 7. runs.py: `train` calls the script's `federate`, which loops over `Run.rounds`
 8. report.py: tables and figures
 
-machine.py knows memory and GPUs, terminal.py what is printed.
+machine.py knows memory and GPUs, ranks.py torchrun's processes, terminal.py what is printed.
 """
 
 from . import report

@@ -9,13 +9,16 @@ An error ends a command with one line and an exit status:
 - 143: SIGTERM
 """
 
+import contextlib
 import datetime
 import itertools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -25,7 +28,7 @@ import torch
 from checks import GPU_ERRORS, is_out_of_memory
 from common import NonFiniteError
 from data import UsageError, first_line
-from user_files import OURS, is_ours
+from user_files import OURS, ROOT, is_ours
 
 from . import report
 from .disk import (
@@ -40,20 +43,10 @@ from .disk import (
 )
 from .flags import Config, parse
 from .machine import gpu_fault, keep_heap
-from .places import train_all, workers
-from .processes import (
-    FAILED_START,
-    ROOT,
-    is_starting,
-    joined_ranks,
-    leave_group,
-    on_first_rank,
-    rank,
-    ranks,
-    sigterm_as_ctrl_c,
-)
+from .ranks import joined_ranks, leave_group, on_first_rank, rank, ranks
 from .runs import Run, Script
 from .terminal import patient_output, say
+from .workers import FAILED_START, is_starting, train_all, workers
 
 
 def main(script: Script, argv: list[str] | None = None) -> None:
@@ -87,6 +80,26 @@ def main(script: Script, argv: list[str] | None = None) -> None:
                 line += resume_hint(script)
             is_own = script.folder is not None and script.ranks == 1
             stop(status, f"error: {line}", is_own)
+
+
+@contextlib.contextmanager
+def sigterm_as_ctrl_c():
+    """In this block SIGTERM raises KeyboardInterrupt, with its own exit status.
+
+    Only a program's main thread may change what a signal does. In another one this does nothing.
+    """
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def refuse_strangers() -> None:

@@ -24,7 +24,7 @@ from checks import is_of_the_machine
 from data import UsageError, first_line
 from user_files import our_code
 
-from .processes import on_first_rank
+from .ranks import on_first_rank
 from .terminal import say
 
 # ---------------------------------------------------------------------------------- checkpoints

@@ -24,7 +24,7 @@ from user_files import OURS, ROOT, file_of, is_ours, source_checksum
 from .disk import file_name, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
-from .processes import has_group, is_first, on_first_rank
+from .ranks import has_group, is_first, on_first_rank
 from .terminal import say
 
 # counted from round 1 on
