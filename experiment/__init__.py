@@ -5,7 +5,7 @@ they say all that a script must know. A command goes through these modules:
 
 1. command.py: `main` has `conduct` do the following, and says in one line what went wrong
 2. flags.py: `parse` makes a config for each point of the sweep
-3. runs.py: `Script.plan` makes a `Run` for each method, setting and trial
+3. runs.py: `plan` makes a `Run` for each method, setting and trial
 4. workers.py: `workers` starts processes; command.py's `build_all` reads the data meanwhile
 5. disk.py: `claim` makes the folder this command's
 6. workers.py: `train_all` has every run trained, in workers, in torchrun's ranks, or here
@@ -19,9 +19,11 @@ from . import report
 from .command import main, stop
 from .flags import Config, about_flag, flag, parse
 from .machine import keep_heap
-from .runs import Run, Script, train
+from .runs import Run, train
+from .script import Command, Script
 
 __all__ = [
+    "Command",
     "Config",
     "Run",
     "Script",

@@ -63,7 +63,7 @@ def train_in_ranks(runs: list[Run], store, progress: Progress) -> None:
     while (place := store.add("taken", 1) - 1) < len(runs):
         run = runs[place]
         if run.waits:
-            wait_for(store, run.needed)
+            wait_for(store, run.needed.file)
         train(run, progress)
         store.set(run.file, "trained")
         mine.append(run)

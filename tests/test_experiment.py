@@ -509,8 +509,8 @@ def test_presets_have_the_constants_of_the_papers(name, preset, shared, own):
 
 def a_run(folder, arm="a", trial=0, federate=federate, **flags) -> experiment.Run:
     config = Config(method=arm, device="cpu", dataset="tiny.npz", **flags)
-    script = experiment.Script(federate, ("method",), after=replayed, folder=Path(folder))
-    return script.run(config, trial)
+    script = experiment.Script(federate, ("method",), after=replayed)
+    return experiment.Run(config, trial, experiment.Command(script, folder=Path(folder)))
 
 
 def trained(run, progress=lambda *_: None) -> experiment.Run:
@@ -852,8 +852,8 @@ def test_names_of_runs_become_files_without_clashes():
     flags = [{}, {"alpha": 0.5}, {"dataset": "/e"}, {"dataset": "-e"}, {"dataset": "e" * 300}]
 
     def file(method="a", **options) -> str:
-        script = experiment.Script(federate, ("method",))
-        return experiment.Run(Config(**options), method, "", 0, script).file
+        script = experiment.Script(federate, ("method",), name=lambda config: method)
+        return experiment.Run(Config(**options), 0, experiment.Command(script)).file
 
     names = set()
     for method in ("a", "b/c", "b-c", "x" * 300):
@@ -1284,7 +1284,8 @@ def test_an_edit_of_our_scripts_leaves_their_runs_resumable(name, work, monkeypa
     module.main([])
     config = module.Config(dataset="tiny.npz", device="cpu")
     wanted = {"torch", "numpy", "state", "device", "ranks", "data"}
-    assert scripts[0].run(config, 0).environment.keys() == wanted
+    run = experiment.Run(config, 0, experiment.Command(scripts[0]))
+    assert run.environment.keys() == wanted
 
 
 def test_a_rewritten_file_is_read_again_in_the_same_process(work):
