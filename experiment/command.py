@@ -32,13 +32,13 @@ from user_files import OURS, ROOT, is_ours
 
 from . import report
 from .disk import (
+    check_folder,
     choose_folder,
     claim,
+    delete,
     files_in,
     files_of_before,
     locked,
-    refuse_files,
-    refuse_nothing,
     written_aside,
 )
 from .flags import Config, parse
@@ -118,7 +118,7 @@ def explain(error: Exception) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, NonFiniteError):
         return 3, str(error)
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or "could not create a primitive" in str(error):  # oneDNN's words
         advice = "try --chunk 1, or a smaller --batch-size if clients train one at a time already"
         return 5, f"out of memory: {advice} ({first_line(error)})"
     if isinstance(error, GPU_ERRORS):
@@ -163,8 +163,7 @@ def conduct(command: Command, configs: list[Config], line: str) -> None:
     if not takes_whole_runs:
         command.ranks = ranks()
     if first.out:  # before anything that takes time
-        refuse = refuse_nothing if first.resume else refuse_files
-        refuse(Path(first.out))
+        check_folder(Path(first.out), first.resume)
     with joined_ranks(runs[0].device) as store, workers(runs) as pool:
         counts = build_all(settings)  # while the workers import
         name = Path(command.script.title()).stem
@@ -220,12 +219,14 @@ def conclude(command: Command, settings: dict[str, list[Run]], counts: dict, abo
     dataset = first.config.dataset
     if "dataset" in command.swept:
         dataset = "several data sets"  # each setting names its own
-    tables = ["metrics.csv", "table.csv"]
-    old_files = [*files_of_before(command.folder), "summary.json"]  # it names the others
-    with written_aside(command.folder, old_files) as folder:
+    with written_aside(command.folder) as folder:
         trials = f"{first.config.trials} trial" + "s" * (first.config.trials > 1)
         df = report.write_metrics(rows, folder, f"{dataset}, {trials}")
         results = report.write_results(df, folder)
+        tables = files_in(folder)
+    for name in [*files_of_before(command.folder), "summary.json"]:  # it names the others
+        if name not in tables:
+            delete(command.folder / name)
     with written_aside(command.folder) as folder:
         report.plot_partition(counts, folder, dataset)
         if any(finite.values()):
@@ -235,12 +236,13 @@ def conclude(command: Command, settings: dict[str, list[Run]], counts: dict, abo
                 command.script.plot(df, folder)
             if command.script.draw:
                 command.script.draw(finite, folder)
-        configs = {run.method: vars(run.config) for run in reversed(runs)}  # of its first run
-        summary = about | {"swept": command.swept, "config": configs} | first.environment
-        if first.device == "cuda":
-            summary["card"] = torch.cuda.get_device_name()
-        summary["files"] = sorted([*tables, *files_in(folder), "summary.json"])
-        text = json.dumps(summary | results)
-        in_words = json.loads(text, parse_constant=str)  # JSON has no infinity
+        figures = files_in(folder)
+    configs = {run.method: vars(run.config) for run in reversed(runs)}  # of its first run
+    summary = about | {"swept": command.swept, "config": configs} | first.environment | results
+    summary["files"] = tables + figures
+    if first.device == "cuda":
+        summary["card"] = torch.cuda.get_device_name()
+    in_words = json.loads(json.dumps(summary), parse_constant=str)  # JSON has no infinity
+    with written_aside(command.folder) as folder:  # last: where it is, the others are
         (folder / "summary.json").write_text(json.dumps(in_words, indent=1))
     print(f"results: {command.folder}")

@@ -269,7 +269,8 @@ def fault_of(value, about: dict) -> str:
     wanted, words = KINDS[about["kind"]]
     choices = about["choices"]
     if not isinstance(value, wanted):
-        return words
+        is_text = isinstance(value, str) and convert(about["kind"], value) is not value
+        return words + ", not text" * is_text
     if choices and value not in choices:
         return f"one of {', '.join(choices)}"
     if about["kind"] in (bool, str):

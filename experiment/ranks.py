@@ -126,3 +126,12 @@ def on_first_rank(work: Callable):
     if error:
         raise error
     return result
+
+
+def on_all_ranks(is_true: bool) -> bool:
+    """Whether it is true on all ranks of the group."""
+    answers = [is_true]
+    if has_group():
+        answers *= ranks()
+        dist.all_gather_object(answers, is_true)
+    return all(answers)

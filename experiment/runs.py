@@ -20,7 +20,7 @@ from data import Data, UsageError, first_line, load_data
 from nets import SIDE, seed_libraries, seeded
 from user_files import OURS, source_checksum
 
-from .disk import file_name, load, save
+from .disk import damaged, file_name, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
 from .ranks import has_group, is_first, on_first_rank
@@ -29,7 +29,8 @@ from .terminal import say
 
 # counted from round 1 on
 TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
-KEPT = ("rows", "state", "finished", "diverged", "made_by", "last_test")  # in a checkpoint
+# in a checkpoint
+KEPT = {"rows": list, "state": dict, "finished": int, "diverged": str, "last_test": list}
 
 
 @dataclasses.dataclass(eq=False)
@@ -163,7 +164,10 @@ class Run:
         if not on_first_rank(path.exists):
             tensor = make()  # a task of all ranks
             on_first_rank(lambda: save(path, identity, tensor))
-        return load(path, identity, self.device)
+        tensor = load(path, identity, self.device)
+        if not isinstance(tensor, Tensor):
+            raise damaged(path)
+        return tensor
 
     def other(self, **changes) -> "Run":
         """Returns the run of this setting and trial with these options changed.
@@ -180,17 +184,32 @@ class Run:
         """
         if not self.path.exists():
             raise UsageError(f"{self} was not trained: add its method to the sweep")
-        saved = load(self.path, self.fingerprint, self.device)
+        saved = self.saved()
         if saved["diverged"]:
             raise NonFiniteError(f"{self}: {saved['diverged']}")
         return saved
 
     # ------------------------------------------------------------------------------- its parts
 
+    def saved(self) -> dict:
+        """Returns `KEPT` as the checkpoint holds it; UsageError if it holds anything else."""
+        content = load(self.path, self.fingerprint, self.device)
+        try:
+            kept = {name: content[name] for name in KEPT}
+            is_sound = all(type(kept[name]) is kind for name, kind in KEPT.items())
+            for t, row in enumerate(kept["rows"]):
+                is_whole = "diverged" in row or row.keys() >= {*TOTALS}
+                is_sound &= is_whole and row["round"] == t + 1
+        except (AttributeError, KeyError, TypeError, IndexError):
+            is_sound = False
+        if not is_sound:
+            raise damaged(self.path)
+        return kept
+
     def forget_last_test(self) -> None:
         """Takes out the test that was due only because a shorter run ended there."""
         for name in self.last_test:
-            del self.rows[-1][name]
+            self.rows[-1].pop(name, None)
         self.last_test = []
 
     def row_of(self, t: int) -> dict:
@@ -217,6 +236,7 @@ class Run:
     def save(self) -> None:
         if is_first():
             content = {name: getattr(self, name) for name in KEPT}
+            content["made_by"] = self.made_by
             save(self.path, self.fingerprint, content)
 
     def restore(self) -> None:
@@ -225,7 +245,7 @@ class Run:
         Raises UsageError if it is of a longer run. After its last round such a run did not do what
         is done at the end, such as a test.
         """
-        vars(self).update(load(self.path, self.fingerprint, self.device))
+        vars(self).update(self.saved())
         least = len(self.rows)
         if self.finished < least and not self.diverged:
             least += 1
