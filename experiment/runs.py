@@ -18,7 +18,7 @@ from checks import plain_row
 from common import ADVICE, NonFiniteError
 from data import Data, UsageError, first_line, load_data
 from nets import SIDE, seed_libraries, seeded
-from user_files import OURS, source_checksum
+from user_files import source_checksum
 
 from .disk import damaged, file_name, load, save
 from .flags import Config
@@ -296,10 +296,10 @@ class Run:
             "data": self.data().checksum,
         }
         for name, value in self.identity.items():
-            if checksum := source_checksum(value, excludes=OURS):
+            if checksum := source_checksum(value):
                 found[f"the file of --{name}, checksum"] = checksum
         for file in self.script.own_files(self.config):
-            checksum = source_checksum(f"{file}:federate", excludes=OURS)
+            checksum = source_checksum(f"{file}:federate")
             name = f"the file {Path(file).name}, checksum"  # of two __init__.py, say, the sum
             found[name] = found.get(name, 0) + checksum
         return found

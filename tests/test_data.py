@@ -785,7 +785,7 @@ def test_a_client_holds_no_more_classes_than_there_are(kind):
     labels = np.arange(40) % 4
     shards = deal(kind, labels, 5, classes_per_client=4)
     assert len(np.unique(labels[shards[0]])) <= 4
-    with pytest.raises(UsageError, match="^--classes-per-client 9: choose at most .* 4 classes$"):
+    with pytest.raises(UsageError, match="^--classes-per-client: choose at most .* 4 classes$"):
         deal(kind, labels, 5, classes_per_client=9)
     deal("iid", labels, 5, classes_per_client=9)  # which does not use it
 
