@@ -12,7 +12,8 @@ they say all that a script must know. A command goes through these modules:
 7. runs.py: `train` calls the script's `federate`, which loops over `Run.rounds`
 8. report.py: tables and figures
 
-machine.py knows memory and GPUs, ranks.py torchrun's processes, terminal.py what is printed.
+script.py says what a script and a command are, and weights.py how `trained` and --init get final
+weights. machine.py knows memory and GPUs, ranks.py torchrun's processes, terminal.py what is shown.
 """
 
 from . import report
@@ -21,6 +22,7 @@ from .flags import Config, about_flag, flag, parse
 from .machine import keep_heap
 from .runs import Run, train
 from .script import Command, Script
+from .weights import trained
 
 __all__ = [
     "Command",
@@ -35,4 +37,5 @@ __all__ = [
     "report",
     "stop",
     "train",
+    "trained",
 ]

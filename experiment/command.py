@@ -197,11 +197,14 @@ def build_all(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
     """Reads the data, deals the samples and builds the model of every method's first trial.
 
     Returns how many samples of each class every client has, {setting: (M, C)}: the methods of a
-    setting have the same. Raises UsageError if data, model and partition do not fit.
+    setting have the same. Raises UsageError if data, model, partition and --init do not fit.
     """
     counts = {}
     for setting, runs in settings.items():
         federations = [run.fl for run in runs if run.trial == 0]
+        for run in runs:
+            if run.config.init:  # before training, it is seen to be there for every trial
+                run.initial()
         counts[setting] = federations[0].count_labels()
     return counts
 

@@ -114,6 +114,27 @@ def damaged(path: Path) -> UsageError:
     return UsageError(f"{path}: damaged; delete it, and --resume trains this run again")
 
 
+# counted from round 1 on
+TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
+# of a run
+KEPT = {"rows": list, "state": dict, "finished": int, "diverged": str, "last_test": list}
+
+
+def kept_of(path: Path, content) -> dict:
+    """Returns `KEPT` as a checkpoint's content; UsageError if it is anything else."""
+    try:
+        kept = {name: content[name] for name in KEPT}
+        is_sound = all(type(kept[name]) is kind for name, kind in KEPT.items())
+        for t, row in enumerate(kept["rows"]):
+            is_whole = "diverged" in row or row.keys() >= {*TOTALS}
+            is_sound &= is_whole and row["round"] == t + 1
+    except (AttributeError, KeyError, TypeError, IndexError):
+        is_sound = False
+    if not is_sound:
+        raise damaged(path)
+    return kept
+
+
 def differences(before: dict, now: dict) -> list[str]:
     """Says what changed, with both values."""
     found = []

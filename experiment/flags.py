@@ -104,6 +104,7 @@ class Config:
     norm: str = central(
         "batch", "the model's own normalisation, or group norm", choices=("batch", "group")
     )
+    init: str = free("", "begin with the final weights of a run: FOLDER, or FOLDER:METHOD")
     dtype: str = central("float32", "precision of the weights", choices=("float32", "float64"))
     # federation
     clients: int = dealing(100, "number of clients, M", low=1, high=10**7)

@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,17 +21,13 @@ from data import Data, UsageError, first_line, load_data
 from nets import SIDE, seed_libraries, seeded
 from user_files import source_checksum
 
-from .disk import damaged, file_name, load, save
+from .disk import KEPT, TOTALS, damaged, file_name, kept_of, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
 from .ranks import has_group, is_first, on_first_rank
 from .script import Command
 from .terminal import say
-
-# counted from round 1 on
-TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
-# in a checkpoint
-KEPT = {"rows": list, "state": dict, "finished": int, "diverged": str, "last_test": list}
+from .weights import begin_with, initial_weights
 
 
 @dataclasses.dataclass(eq=False)
@@ -192,19 +189,8 @@ class Run:
     # ------------------------------------------------------------------------------- its parts
 
     def saved(self) -> dict:
-        """Returns `KEPT` as the checkpoint holds it; UsageError if it holds anything else."""
-        content = load(self.path, self.fingerprint, self.device)
-        try:
-            kept = {name: content[name] for name in KEPT}
-            is_sound = all(type(kept[name]) is kind for name, kind in KEPT.items())
-            for t, row in enumerate(kept["rows"]):
-                is_whole = "diverged" in row or row.keys() >= {*TOTALS}
-                is_sound &= is_whole and row["round"] == t + 1
-        except (AttributeError, KeyError, TypeError, IndexError):
-            is_sound = False
-        if not is_sound:
-            raise damaged(self.path)
-        return kept
+        """Returns `KEPT` as the checkpoint holds it."""
+        return kept_of(self.path, load(self.path, self.fingerprint, self.device))
 
     def forget_last_test(self) -> None:
         """Takes out the test that was due only because a shorter run ended there."""
@@ -275,9 +261,16 @@ class Run:
         side = SIDE.get(self.config.model, 0)
         return load_data(self.config.dataset, self.config.data_dir, self.device, side)
 
+    def initial(self) -> Tensor:
+        """Returns the weights (P,) of --init."""
+        return initial_weights(self.config, self.trial, self.setting)
+
     @functools.cached_property
     def fl(self) -> common.Federation:
-        return self.config.federation(self.data(), self.streams)
+        fl = self.config.federation(self.data(), self.streams)
+        if self.config.init:
+            begin_with(self.initial(), fl)
+        return fl
 
     @property
     def fingerprint(self) -> dict:
@@ -295,6 +288,8 @@ class Run:
             "ranks": self.command.ranks,
             "data": self.data().checksum,
         }
+        if self.config.init:
+            found["initial weights"] = zlib.crc32(self.initial().numpy())
         for name, value in self.identity.items():
             if checksum := source_checksum(value):
                 found[f"the file of --{name}, checksum"] = checksum
