@@ -76,8 +76,8 @@ def small(file, **flags) -> Config:
 def make_run(config, folder) -> experiment.Run:
     federate = script_of(config.client_order).federate
     orders = ("client_order", "data_order")
-    program = experiment.Script(federate, orders, name=script.name, folder=folder)
-    return program.run(config, 0)
+    program = experiment.Script(federate, orders, name=script.name)
+    return experiment.Run(config, 0, experiment.Command(program, folder=folder))
 
 
 def trained(config, folder) -> tuple[list[dict], dict]:

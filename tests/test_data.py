@@ -702,10 +702,11 @@ def test_random_partitions(seed):
         n = int(rng.integers(1, 300))
         clients = int(rng.integers(1, min(n, 40) + 1))
         labels = rng.integers(0, rng.integers(1, 12), n)
+        most = min(4, labels.max() + 1)
         low = int(rng.integers(0, n // clients + 1))
         case = {"kind": kind, "labels": labels, "clients": clients}
         case |= {"alpha": 10 ** rng.uniform(-3, 3), "seed": int(rng.integers(1000))}
-        case |= {"classes_per_client": int(rng.integers(1, 5))}
+        case |= {"classes_per_client": int(rng.integers(1, most + 1))}
         shards = deal(**case, min_size=low)
         again = deal(**case, min_size=low)
         free = deal(**case, min_size=0)
@@ -777,6 +778,16 @@ def test_label_skews_other_class_is_uniform():
 def dirichlet_variance(m, alpha) -> float:
     """Of a share of Dir(alpha) over m holders, whose mean is 1 / m."""
     return (1 / m) * (1 - 1 / m) / (m * alpha + 1)
+
+
+@pytest.mark.parametrize("kind", ["label-skew", "dirichlet-ext"])
+def test_a_client_holds_no_more_classes_than_there_are(kind):
+    labels = np.arange(40) % 4
+    shards = deal(kind, labels, 5, classes_per_client=4)
+    assert len(np.unique(labels[shards[0]])) <= 4
+    with pytest.raises(UsageError, match="^--classes-per-client: choose at most .* 4 classes$"):
+        deal(kind, labels, 5, classes_per_client=9)
+    deal("iid", labels, 5, classes_per_client=9)  # which does not use it
 
 
 def test_dirichlet_ext_shares_have_the_moments_of_the_distribution():

@@ -53,8 +53,8 @@ def run_of(config, folder) -> experiment.Run:
     federate = g.federate
     if isinstance(config, controls.Config):
         federate = controls.federate
-    script = experiment.Script(federate, ("method",), folder=folder)
-    return script.run(config, 0)
+    script = experiment.Script(federate, ("method",))
+    return experiment.Run(config, 0, experiment.Command(script, folder=folder))
 
 
 def train(config, folder) -> tuple[dict, list[dict]]:
