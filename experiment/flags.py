@@ -16,7 +16,8 @@ import types
 
 import common
 from bases import BASES
-from data import DATASETS, PARTITIONS, Data, UsageError
+from data import DATASETS, PARTITIONS, Data
+from errors import UsageError
 from nets import NETS
 
 from .machine import gpu_fault

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from data import UsageError, first_line
+from errors import UsageError, first_line
 from training import rank_and_ranks
 
 

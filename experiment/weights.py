@@ -5,7 +5,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from data import UsageError, load_data
+from data import load_data
+from errors import UsageError
 from nets import SIDE, Single, build_model
 from user_files import source_checksum
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from joblib import cpu_count
 
-from data import UsageError, first_line
+from errors import UsageError, first_line
 
 from .machine import keep_heap, take_gpu
 from .ranks import end_with, has_group, rank, ranks

@@ -21,7 +21,8 @@ import common
 import experiment
 import fedavg_curriculum
 from client_curriculum import ORDERS, Config
-from data import UsageError, load_data, partition
+from data import load_data, partition
+from errors import UsageError
 from nets import build_model
 from results.client_curriculum import rivals
 from results.client_curriculum.rivals import RIVALS

@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision import datasets
 
 import data
-from data import UsageError
+from errors import UsageError
 
 DOUBLE = torch.float64
 

@@ -36,8 +36,7 @@ import data
 import experiment
 import fedcl_fgn
 import nets
-from common import NonFiniteError
-from data import UsageError
+from errors import NonFiniteError, UsageError
 from experiment import flag, report
 
 ROOT = Path(experiment.__file__).parent.parent

@@ -13,7 +13,8 @@ from torch import nn
 
 import common
 import nets
-from data import UsageError, epochs_of_batches, from_arrays
+from data import epochs_of_batches, from_arrays
+from errors import UsageError
 from nets import arrange, build_model
 from training import Local, squared_gradients, train, train_alone
 

@@ -14,7 +14,8 @@ from torch import nn
 import fedcl_gmm_sync
 import training
 from bases import BASES
-from data import Data, UsageError, load_data
+from data import Data, load_data
+from errors import UsageError
 from nets import Linear, Model, Net, build_model
 from training import Local, train, train_alone
 

@@ -14,7 +14,7 @@ from reliability import errors_of, run_line, short_run
 
 import data
 import experiment
-from data import UsageError
+from errors import UsageError
 from experiment import report
 
 NET = """

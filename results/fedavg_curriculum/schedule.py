@@ -15,7 +15,7 @@ import numpy as np
 import common
 import experiment
 import fedavg_curriculum as paper
-from data import UsageError
+from errors import UsageError
 from results.fedavg_curriculum import exposure
 
 N = 500
