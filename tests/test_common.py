@@ -522,3 +522,42 @@ def test_many_samples_are_scored_in_pieces():
         assert torch.allclose(logits, expected, atol=1e-10)
         alone = common.predict(model, theta, x, shard)
         assert torch.allclose(alone, expected, atol=1e-10)
+
+
+NORMED = """
+from torch import nn
+def Net(channels, side, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, 5), nn.BatchNorm1d(5),
+                         nn.Linear(5, classes))
+"""
+
+
+def test_short_last_batches_are_filled_left_out_or_refused_before_training(tmp_path):
+    """Of clients with 21, 5 and 10 samples: two passes in batches of 5 and 10, counted by hand."""
+    file = tmp_path / "mine.py"
+    file.write_text(NORMED)
+    name = f"{file}:Net"
+    clients = np.arange(3)
+    kept = sized(name, sizes=(22, 5, 10), batch_size=10).batches(0, clients[1:], 2)
+    assert [b.shape for b in kept] == [(2, 10), (2, 10)]
+    assert [(b >= 0).sum() for b in kept] == [10, 20]
+    dropped = sized(name, sizes=(21, 5, 10), batch_size=5).batches(0, clients, 2, drop_last=True)
+    assert [b.shape for b in dropped] == [(8, 5), (2, 5), (4, 5)]
+    assert min(b.min() for b in dropped) >= 0
+    for passes, shard in zip(np.split(dropped[0].ravel(), 2), [range(21)] * 2, strict=True):
+        assert len(set(passes)) == 20 and set(passes) <= set(shard)
+    with pytest.raises(UsageError, match="client 0 has a last one; choose --drop-last"):
+        sized(name, sizes=(21, 5, 10), batch_size=10).batches(0, clients[1:], 2)
+    with pytest.raises(UsageError, match="--drop-last: client 1 has fewer samples than a batch"):
+        sized(name, sizes=(21, 5, 10), batch_size=10).batches(0, clients[:1], 2, drop_last=True)
+
+
+def sized(model: str, sizes: tuple, batch_size: int) -> common.Federation:
+    """A federation with this many samples of each client, the first ones for the first client."""
+
+    class Sized(common.Federation):
+        def deal(self):
+            return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+    config = experiment.Config(clients=len(sizes), model=model, batch_size=batch_size)
+    return Sized(config, ordinary.random_images(n=40), common.Streams(0))
