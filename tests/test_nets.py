@@ -641,6 +641,109 @@ def test_an_own_net_trains_as_torch_trains_it(kind, tmp_path):
         assert not torch.equal(theta_k, theta)
 
 
+SPLIT = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Cosine(nn.Linear):
+    def forward(self, z):
+        return F.linear(F.normalize(z), F.normalize(self.weight))
+class Net(nn.Module):
+    def __init__(self, channels, side, classes):
+        super().__init__()
+        self.body = nn.Linear(channels * side * side, 6)
+        self.head = {head}
+    def features(self, x):
+        return self.body(x.flatten(1)).tanh()
+    def forward(self, x):
+        z = self.features(x)
+        {between}
+        return self.head(z)
+"""
+LAST = "nn.Linear(6, classes)"
+SPLITS = {
+    "dropout between": SPLIT.format(head=LAST, between="z = F.dropout(z, 0.1, self.training)"),
+    "another scale": SPLIT.format(head=LAST, between="z = 2 * z if self.training else z"),
+    "batch norm": SPLIT.format(head=f"nn.Sequential(nn.BatchNorm1d(6), {LAST})", between=""),
+    "cosines": SPLIT.format(head="Cosine(6, classes)", between=""),
+}
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_features_and_a_head_change_no_training(kind, tmp_path):
+    """The module may do more than head(features(x)), and a head may need (n, F)."""
+    data = random_images()
+    model = build_model(write_net(tmp_path, SPLITS[kind]), data, dtype=DOUBLE)
+    theta = model.init(3)
+    batches = np.arange(8).reshape(4, 2)
+    local = Local(0.1, momentum=0.5, weight_decay=0.01, seeds=[5])
+    [theta_k] = train(model, theta, data, np.arange(1), [batches], local).gather_thetas()
+    expected = train_plainly(SPLITS[kind], theta, data, batches, 5, 0.01)
+    assert torch.allclose(theta_k, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_net_that_changes_its_images_in_place_has_features(tmp_path):
+    """MOON gives the same grey images to three models."""
+    text = SPLIT.format(head=LAST, between="").replace("self.body(x", "self.body(x.mul_(0.5)")
+    data = random_images()
+    model = build_model(write_net(tmp_path, text), data, dtype=DOUBLE, projection=True)
+    x = arrange(data.images("train", DOUBLE)[None, :3])
+    net = model.bind(model.init(0)[None])
+    assert torch.equal(net.features(x), net.features(x))
+
+
+def test_weights_with_gaps_in_memory_train_as_without(tmp_path):
+    """Half of the columns, as of a decomposition. float64 copies them, so float32 shows it."""
+    gaps = "self.out.weight = nn.Parameter(torch.randn(classes, 512)[:, ::2] / 16)"
+    text = own_net(after="y = y").replace("    def forward", f"        {gaps}\n    def forward")
+    repeated = text.replace("        self.out =", f"        {REPEATED}\n        self.out =")
+    data = random_images()
+    model = build_model(write_net(tmp_path, repeated), data)
+    theta = model.init(3)
+    batches = np.arange(8).reshape(4, 2)
+    local = Local(0.1, momentum=0.5, weight_decay=0.01, seeds=[5])
+    [theta_k] = train(model, theta, data, np.arange(1), [batches], local).gather_thetas()
+    expected = train_plainly(text, theta[:-4].double(), data, batches, 5, 0.01)
+    assert torch.allclose(theta_k[:-4].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+REPEATED = "self.register_buffer('one', torch.ones(1).expand(4))"
+
+
+def test_a_buffer_in_the_memory_of_a_weight_does_not_replace_it(tmp_path):
+    """A server that takes other steps than the average changes only what is learnt."""
+    text = own_net(after="y = y").replace(
+        "    def forward", "        self.register_buffer('w', self.out.weight)\n    def forward"
+    )
+    model = build_model(write_net(tmp_path, text), random_images())
+    theta = model.init(0)
+    theta[: model.trainable] += 1
+    learnt = model.vector(model.load(theta))[: model.trainable]
+    assert torch.equal(learnt, theta[: model.trainable])
+
+
+def test_a_sparse_buffer_stays_as_built(tmp_path):
+    text = own_net("self.register_buffer('s', torch.eye(4).to_sparse())", after="return y @ self.s")
+    data = random_images()
+    logits = []
+    for net in (text, own_net()):
+        model = build_model(write_net(tmp_path, net), data)
+        x = data.images("train")
+        logits.append(common.predict(model, model.init(0), x, np.arange(3)))
+    assert torch.equal(*logits)
+
+
+def test_gradients_of_a_net_that_freezes_weights_as_it_runs(tmp_path):
+    """Only the bias learns: ||p - e_y||^2 of each sample."""
+    data = random_images()
+    text = own_net("pass", "self.out.weight.requires_grad_(False)")
+    model = build_model(write_net(tmp_path, text), data, dtype=DOUBLE)
+    theta = model.init(0)
+    logits = common.predict(model, theta, data.images("train", DOUBLE), np.arange(3))
+    expected = (logits.softmax(1) - F.one_hot(data.y_train[:3], 4)).square().sum(1)
+    assert np.allclose(squared_gradients(model, theta, data, np.arange(3)), expected)
+
+
 @pytest.mark.parametrize("kind", ["in place", "integer buffer", "weight by .data", "limited"])
 def test_a_test_changes_no_net(kind, tmp_path):
     """Otherwise test data would train it, and more tests would give other results."""
