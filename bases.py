@@ -272,8 +272,10 @@ def lengths(update: Update) -> Tensor:
     """Returns eta ||a_k||_1 (K, 1). w_0 - w_k divided by it is a gradient; plain SGD has eta T.
 
     In the weights' precision a very small eta would be 0. Then this is the smallest normal number.
-    Raises UsageError if a client took no local step.
+    Raises UsageError if a client took no local step, or if SGD did not train it.
     """
+    if update.length is None:
+        raise UsageError("scaffold, fednova and vrlsgd need SGD: choose another --base")
     if not update.steps.all():
         client = update.clients[update.steps == 0][0]
         raise UsageError(f"client {client} took no local step: leave it out of the round")

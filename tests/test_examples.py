@@ -1,6 +1,9 @@
 """examples/: every recipe of its README and every program, run from nothing."""
 
 import csv
+import functools
+import itertools
+import os
 import random
 import re
 import shlex
@@ -14,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.special import log_softmax, softmax
+from scipy.stats import chisquare
 
 import experiment
 import fedcl_fgn
@@ -190,6 +194,179 @@ def test_pretrained_and_frozen_weights(folder):
     assert not torch.equal(update.rows[0], state["theta"])
 
 
+# ----------------------------------------------------------------------------------------- recipes
+
+
+@pytest.fixture
+def noisy(folder) -> list[str]:
+    """Options for a data set on which the accuracy of a linear model soon stops growing."""
+    noise = RNG.standard_normal((200, 6))
+    y = np.arange(200) % 4
+    x = noise + np.eye(6)[y]
+    np.savez("noisy.npz", x_train=x[:120], y_train=y[:120], x_test=x[120:], y_test=y[120:])
+    (folder / "net.py").write_text(LINEAR)
+    words = "--dataset=noisy.npz --model=net.py:Net --clients=12 --partition=iid --lr=0.1"
+    return [*words.split(), "--batch-size=5", "--epochs=1", "--trials=1", "--jobs=1", "--out=r"]
+
+
+def rows_of(federate, words, config=experiment.Config) -> pd.DataFrame:
+    """metrics.csv of a script with this `federate`."""
+    experiment.main(experiment.Script(federate=federate, compare=("base",), config=config), words)
+    return pd.read_csv("r/metrics.csv")
+
+
+def federation_of(number: int, **options) -> Federation:
+    """A recipe's class, on the noisy data."""
+    config = experiment.Config(model="net.py:Net", clients=4, **SMALL | options)
+    return recipe(number)["Federation"](config, load_data("noisy.npz"), Streams(0))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_stops_early(every, noisy):
+    """It ends in the first tested round before which five brought no growth."""
+    words = [*noisy, "--rounds=60", "--clients-per-round=4", f"--eval-every={every}"]
+    accuracy = rows_of(recipe(8)["federate"], words).accuracy
+    tested = accuracy.index[accuracy.notna()]
+    accuracy = accuracy.fillna(0)
+    grew = []
+    for t in tested:
+        grew.append(t < 5 or accuracy[t - 4 : t + 1].max() > accuracy[: t - 4].max())
+    assert 6 < len(accuracy) < 60
+    assert grew == [True] * (len(grew) - 1) + [False]
+    assert tested[-1] == accuracy.index[-1]
+
+
+def test_the_cosine_schedule_is_torchs(noisy):
+    etas = []
+
+    class Spy(Federation):
+        def train(self, *given, **changes):
+            etas.append(changes["lr"])
+            return super().train(*given, **changes)
+
+    class Config(experiment.Config):
+        def federation(self, data, streams):
+            return Spy(self, data, streams)
+
+    rows_of(recipe(9)["federate"], [*noisy, "--rounds=8", "--clients-per-round=2"], Config)
+    sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=8)
+    for eta in etas:
+        assert eta == pytest.approx(sgd.param_groups[0]["lr"])
+        sgd.step()
+        schedule.step()
+    assert len(etas) == 8
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_clients_drop_out(n, noisy):
+    """All receive the model of 28 float32; those that arrive train, send and count."""
+    words = [*noisy, "--rounds=40", f"--clients-per-round={n}"]
+    rows = rows_of(recipe(10)["federate"], words)
+    arrived = np.diff(rows.uploads, prepend=0)
+    assert (rows.clients == n).all()
+    assert (arrived >= 1).all() and (arrived <= n).all()
+    assert np.allclose(rows.received_mb, n * (rows.index + 1) * 28 * 4e-6, atol=1e-5)
+    assert np.allclose(rows.sent_mb, rows.uploads * 28 * 4e-6, atol=1e-5)
+    assert np.array_equal(rows.samples, 10 * rows.uploads)
+    if n == 8:  # four standard errors
+        assert abs(arrived.mean() / n - 0.8) < 4 * 0.4 / np.sqrt(320)
+
+
+def trained_alone(fl: Federation, theta, m: int, t: int, epochs: int, make) -> torch.nn.Module:
+    """Client m's linear model after round t, by a plain loop with make(parameters)."""
+    net = torch.nn.Linear(6, 4)
+    torch.nn.utils.vector_to_parameters(theta.clone(), net.parameters())
+    optimizer = make(net.parameters())
+    x = fl.data.images("train")
+    for batch in fl.batches(t, [m], epochs)[0]:
+        samples = batch[batch >= 0]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x[samples]), fl.data.y_train[samples]).backward()
+        optimizer.step()
+    return net
+
+
+def test_adam_on_the_clients(noisy):
+    fl = federation_of(11, lr=0.01)
+    state = fl.start()
+    update = fl.train(state, 3, np.array([1, 2]), fl.batches(3, [1, 2], 2))
+    for m, theta in zip([1, 2], update.gather_thetas(), strict=True):
+        adam = functools.partial(torch.optim.Adam, lr=0.01)
+        net = trained_alone(fl, state["theta"], m, 3, 2, adam)
+        wanted = torch.nn.utils.parameters_to_vector(net.parameters())
+        assert torch.allclose(theta, wanted, atol=1e-5)
+    Path("own.py").write_text(RECIPES[11] + RECIPES[7])
+    command = [sys.executable, "own.py", *noisy, "--rounds=2", "--clients-per-round=2"]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert set(pd.read_csv("r/metrics.csv").method) == {"cl", "base"}
+
+
+def test_images_are_cropped_and_flipped():
+    """Each is one of the 162 pictures that can be; the choice is uniform over clients, too."""
+    augment = recipe(12)["crop_and_flip"]
+    images = torch.rand(3, 40, 6, 5, 2)
+    torch.manual_seed(0)
+    found = augment(images, {})
+    chosen = []
+    for image, crop in zip(images.flatten(0, 1), found.flatten(0, 1), strict=True):
+        padded = np.pad(image.numpy(), ((4, 4), (4, 4), (0, 0)))
+        for y, x, step in itertools.product(range(9), range(9), (1, -1)):
+            if np.array_equal(padded[y : y + 6, x : x + 5][:, ::step], crop):
+                chosen.append((y, x, step))
+                break
+    assert len(chosen) == 120
+    for picks, count in zip(zip(*chosen, strict=True), (9, 9, 2), strict=True):
+        frequency = np.unique(picks, return_counts=True)[1]
+        assert chisquare(frequency).pvalue > 1e-3 and len(frequency) == count
+    fl = learns(load_data("digits"), "lenet5")
+    state = fl.start()
+    clients = np.arange(3)
+    batches = fl.batches(0, clients, 1)
+    plain, one, again = (
+        fl.train(state, 0, clients, batches, **changes).gather_thetas()
+        for changes in ({}, {"augment": augment}, {"augment": augment})
+    )
+    assert torch.equal(one, again) and not torch.equal(plain, one)
+
+
+def test_fine_tuning_before_a_test(noisy):
+    """The mean accuracy on the clients' own labels, by a plain loop over the clients."""
+    fl = federation_of(13, per_client=True, alpha=0.3)
+    state = fl.start()
+    before = state["theta"].clone()
+    columns = fl.test(state)
+    assert torch.equal(state["theta"], before)  # the global model stays
+    y = fl.data.y_test.numpy()
+    own = []
+    for m in range(4):
+        sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.5)
+        net = trained_alone(fl, before, m, 0, 1, sgd)
+        is_right = net(fl.data.images("test")).argmax(1).numpy() == y
+        labels = fl.labels[fl.shards[m]]
+        own.append(np.mean([is_right[y == c].mean() for c in labels]))
+    assert columns["own_mean"] == pytest.approx(100 * np.mean(own))
+    assert np.std(own) > 0
+
+
+def test_macro_f1_by_hand(noisy):
+    fl = federation_of(14)
+    state = fl.start()
+    [logits] = fl.predict(state)
+    guesses = logits.argmax(1)
+    y = fl.data.y_test
+    f1 = []
+    for c in range(4):
+        hits = ((guesses == c) & (y == c)).sum().item()
+        f1.append(2 * hits / ((guesses == c).sum().item() + (y == c).sum().item()))
+    columns = fl.test(state)
+    assert columns["macro_f1"] == pytest.approx(100 * np.mean(f1))
+    assert columns["accuracy"] != columns["macro_f1"]
+
+
 # ------------------------------------------------------------------------------------ your program
 
 
@@ -348,7 +525,9 @@ def test_every_round_is_tracked_in_tensorboard(jobs):
 
 
 def test_the_page_and_the_programs_are_short():
-    assert len(README.split()) <= 1000
+    assert len(README.split()) <= 1600
+    for block in RECIPES[8:]:
+        assert len([line for line in block.splitlines() if line]) <= 10, block
     for path in (ROOT / "examples").glob("*.py"):
         assert len(path.read_text().splitlines()) <= 130, path.name
         assert f"[{path.name}]" in README

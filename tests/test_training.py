@@ -462,6 +462,33 @@ def test_a_client_without_samples_returns_what_it_was_given():
     assert torch.equal(train_alone(model, theta, data, nothing, Local(0.1))[0], theta)
 
 
+@pytest.mark.parametrize("name", ["lenet5", "fedgen-cnn", "lstm"])
+def test_another_optimizer_replaces_sgd(name):
+    """Adam over ordinary layers, its rate by a schedule. SGD's bases refuse what it made."""
+    data, model, make_net = ordinary.prepare(name)
+    batches = ordinary.draw_schedules(data, (7, 10), 3)
+    theta_0 = model.init(1)
+    local = Local(0.1 * DECAYING, momentum=0.9, optimizer=torch.optim.Adam)
+    update = train_all(model, theta_0, data, batches, local)
+    for theta, of_client in zip(update.gather_thetas(), batches, strict=True):
+        net = fill(make_net(), theta_0).train()
+        adam = torch.optim.Adam(net.parameters())
+        for eta, batch in zip(local.lr, of_client, strict=False):
+            samples = batch[batch >= 0]
+            x = normalise(data, data.x_train[samples])
+            adam.zero_grad()
+            F.cross_entropy(net(x), data.y_train[samples]).backward()
+            adam.param_groups[0]["lr"] = eta
+            adam.step()
+        apart = (theta - ordinary.flatten(net)).abs().max()
+        assert apart < 1e-8  # Adam divides rounding by small gradients
+    assert (theta - theta_0).abs().max() > 1e-3
+    for base in ("fednova", "scaffold", "vrlsgd"):
+        with pytest.raises(UsageError, match="need SGD: choose another --base$"):
+            made = BASES[base](ordinary.make_config(base=base), model)
+            made.aggregate(theta_0, update, np.array([0.5, 0.5]), {})
+
+
 def test_norms_of_gradients_are_measured_where_they_are_asked_for():
     data = ordinary.random_images()
     model = lenet_on(data)
