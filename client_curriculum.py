@@ -474,7 +474,8 @@ def plot(df, folder) -> None:
 # # is a remark for --list-presets.
 PAPER = "--dataset cifar10 --clients 100 --clients-per-round 10 --rounds 100 --epochs 10"
 CIFAR10 = f"{PAPER} --lr 0.001 --lr-alpha 0.001 --expert-epochs 20"
-BETAS = "--alpha 0.2 0.05"  # beta in the paper
+EVEN = "--partition dirichlet-even"  # as in the authors' code
+BETAS = f"{EVEN} --alpha 0.2 0.05"  # beta in the paper
 IID = "--partition iid --no-stratify"
 NEITHER = f"{CIFAR10} --client-order vanilla --data-order vanilla"
 DATA = f"{NEITHER} --data-order curriculum anti random vanilla --score E --f-ord 0 1"
@@ -493,7 +494,7 @@ PRESETS = {
     "fig6-clients-iid": f"{SCORES_CLIENTS} {IID}",
     "fig6-data": f"{SCORES_DATA} {BETAS}",
     "fig6-data-iid": f"{SCORES_DATA} {IID}",
-    "fig7": f"{CIFAR10} --base fedprox --score E --f-ord 0.9  # both curricula",
+    "fig7": f"{CIFAR10} {EVEN} --base fedprox --score E --f-ord 0.9  # both curricula",
 }
 
 

@@ -851,6 +851,59 @@ def test_the_smallest_shares_are_dealt():
     assert (count_labels(shards, labels).sum(0) == 10).all()
 
 
+class Scripted(np.random.Generator):
+    """Random numbers in which the clients' class fractions are these, one array a call."""
+
+    def script(self, *tables):
+        self.tables = list(tables)
+        return self
+
+    def dirichlet(self, alpha, size):
+        self.alpha = alpha
+        return np.array(self.tables.pop(0), dtype=float)
+
+
+def test_dirichlet_even_divides_a_class_in_proportion_to_what_clients_want_of_it():
+    """A class without samples counts nowhere, and the poor or unwanted are drawn again."""
+    labels = np.repeat((0, 2, 3), (300, 100, 40))
+    poor = [[0.99, 0.0, 0.01], [0.01, 0.99, 0.0], [0.0, 0.01, 0.99], [0.0, 0.01, 0.0]]
+    unwanted = [[0.5, 0.5, 0.0]] * 4
+    fair = [[0.6, 0.1, 0.3], [0.1, 0.9, 0.0], [0.5, 0.25, 0.25], [0.05, 0.9, 0.05]]
+    rng = Scripted(np.random.PCG64(0)).script(poor, unwanted, fair)
+    shards = data.partition("dirichlet-even", labels, 4, 0.4, rng)
+    assert not rng.tables
+    assert rng.alpha == pytest.approx(0.4 * 3 * np.array([300, 100, 40]) / 440)
+    assert np.array_equal(np.sort(np.concatenate(shards)), np.arange(440))
+    counts = count_labels(shards, labels)[:, [0, 2, 3]]
+    for m in range(4):
+        for c, n in enumerate((300, 100, 40)):
+            wanted = n * fair[m][c] / sum(fair[i][c] for i in range(4))
+            assert abs(counts[m, c] - wanted) <= 1
+
+
+@pytest.mark.parametrize(
+    ("alpha", "wanted"),
+    [
+        (0.05, (369, 484, 678, 360, 790)),
+        (0.2, (429, 498, 584, 408, 631)),
+        (0.9, (476, 500, 525, 464, 537)),
+    ],
+)
+def test_dirichlet_even_has_the_sizes_of_the_authors_code(alpha, wanted):
+    """5 %, median, 95 %, least and largest of 100 clients: means over seeds."""
+    labels = np.arange(50_000) % 10
+    found = []
+    for seed in range(40):
+        sizes = count_sizes(deal("dirichlet-even", labels, 100, alpha, seed))
+        found.append([*np.percentile(sizes, (5, 50, 95)), sizes.min(), sizes.max()])
+    assert np.mean(found, axis=0) == pytest.approx(wanted, rel=0.05)
+
+
+def test_dirichlet_even_gives_up_in_one_line():
+    with pytest.raises(UsageError, match=r"^[^\n]*10 samples[^\n]*$"):
+        deal("dirichlet-even", np.arange(100) % 10, 20, 0.05)
+
+
 def test_natural_clients_are_whole():
     owner = np.repeat(np.arange(12) * 7, np.arange(1, 13))
     shards = deal("natural", owner * 0, 5, min_size=4, owner=owner)

@@ -476,11 +476,12 @@ FGN = (200, 128, 16, 2, 16, 0.01, 0.9, 1e-5)
 GMM = (200, 20, 10, 1, 32, 0.01, 0, 0)
 FACES = (100, 25, 10, 1, 32, 0.01, 0, 0)
 FEDAC = (100, 10, 10, 10, 64, 0.01, 0.9, 1e-5)
+EVEN = {"partition": {"dirichlet-even"}}
 BETAS = {0.05, 0.2, 0.9}
 CONSTANTS = [  # as the papers, or else their code, state them: SHARED, then the preset's own
-    ("fedavg_curriculum", "table1", CURRICULA, {"alpha": BETAS, "lr_alpha": {0.001}}),
+    ("fedavg_curriculum", "table1", CURRICULA, EVEN | {"alpha": BETAS, "lr_alpha": {0.001}}),
     ("fedavg_curriculum", "fig11", RESNET9, {"alpha": BETAS, "lr_power": {0}}),
-    ("client_curriculum", "fig5", CURRICULA, {"alpha": {0.05, 0.2}, "lr_alpha": {0.001}}),
+    ("client_curriculum", "fig5", CURRICULA, EVEN | {"alpha": {0.05, 0.2}}),
     ("fedcl_fgn", "fig2", FGN, {"alpha": {0.1, 0.2, 0.3}, "mu": {0.01}, "delta": {0.01}}),
     ("fedcl_fgn", "fig6-vgg", FGN, {"alpha": {0.1, 0.2, 0.3}, "mu": {0.001}}),
     ("fedcl_fgn", "fig10", FGN, {"delta": {0, 0.01, 0.03, 0.05, 0.2, 0.35, 0.5}}),

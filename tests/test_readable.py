@@ -19,7 +19,7 @@ NODES = {
     "bases.py": 1000,
     "training.py": 2540,
     "checks.py": 2310,
-    "data.py": 2520,
+    "data.py": 2660,
     "user_files.py": 800,
     "nets.py": 3270,
     "fedavg_curriculum.py": 1400,
