@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import matplotlib
 import pandas as pd
 
-from results.evidence import FOLDER
+from results.evidence import FOLDER, UNDECIDED
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the backend is chosen
@@ -102,7 +102,7 @@ def draw_interval(axis, y: float, found: pd.Series, color: str) -> None:
     """Plots a dot with its interval, and an arrow where the interval is cut."""
     ends = [found.low, found.high]
     axis.plot(ends, [y, y], color=color, linewidth=3, solid_capstyle="butt")
-    fill = color if found.p_holm < 0.05 else "w"
+    fill = "w" if found.direction == UNDECIDED else color
     axis.plot(found["mean"], y, "o", color=color, markersize=7, markerfacecolor=fill)
     for end, marker in zip(ends, "<>", strict=True):
         if not LIMITS[0] <= end <= LIMITS[1]:
