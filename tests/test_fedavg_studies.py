@@ -339,3 +339,11 @@ def test_the_picture_shows_the_schedule(tmp_path, capsys, figures):
     assert [line[0] for line in lines] == orders
     assert lines[0][-5:] == lines[1][-5:] == lines[2][-5:]
     assert float(lines[0][-5]) > 3 > 1 > float(lines[0][-1])
+
+
+@pytest.mark.parametrize("order", ["random", "vanilla", "fixed", "random-step"])
+def test_an_order_without_difficulty_shows_all_fifths_as_often(tmp_path, capsys, order):
+    """Ten epochs are ten visits; a client of 500 samples has little noise in a fifth."""
+    schedule.main(["--order", order, "--epochs", "10", "--out", str(tmp_path)])
+    visits = [float(word) for word in capsys.readouterr().out.split()[-5:]]
+    assert visits == pytest.approx([10] * 5, abs=2)
