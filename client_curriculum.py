@@ -24,9 +24,10 @@ How this differs from the paper, and why:
 - By default vanilla clients take part in turn. Algorithm 1 selects K at random in each round:
   --client-sampling uniform. Vanilla is the control of every client order. With clients in turn only
   order and pacing differ.
-- All methods have the same partition. In the paper the random and vanilla bars of Figure 5 equal
-  the bars of Figure 4. So Figure 5's gain compares different partitions, and not with a random
-  order of clients. Here `random` selects a new random pool at each ranking.
+- All methods have the same partition. In the authors' code both orders seem to be paced in Figures
+  4 and 5, with score E. So their random bar is one run of both orders, the same in both figures,
+  and Figure 5's control is fair. The presets pace one order, and Figure 5 has score G. Name both
+  orders and the score for theirs. `random` selects a new random pool at each ranking.
 - The pacing functions are corrected. In the paper (Table 5) linear, quadratic and root end at
   N + (N - 1) b. There step ends at N + N b, and the exponential is N at once.
 - Clients and samples are sorted by ascending loss. The paper sorts by descending score 1 / loss,
