@@ -33,7 +33,7 @@ import fedavg_curriculum as script
 import training
 from data import load_data
 from experiment import report
-from results.fedavg_curriculum import explain, exposure, rivals, schedule
+from results.fedavg_curriculum import authors, explain, exposure, rivals, schedule
 
 ROOT = Path(script.__file__).parent
 FAMILIES = ("linear", "quadratic", "root", "step", "exponential")
@@ -277,6 +277,29 @@ def test_every_order_reads_what_says_who_is_easy():
     read = explain.Config(order="vanilla").results_depend_on()
     assert {"score", "pacing_b"} <= set(read)
     assert "pacing_a" not in read
+
+
+# ----------------------------------------------------------------------------------------- authors
+
+
+def test_the_authors_c_takes_the_whole_mean_of_the_clients_changes(data_file):
+    """Rounds of 3 of 5 clients: c is the sum of the mean changes of c_k, and w_0 is SCAFFOLD's."""
+    config = authors.Config(**SMALL | {"dataset": str(data_file), "clients": 5, "device": "cpu"})
+    fl = config.federation(load_data(str(data_file)), common.Streams(0))
+    state = fl.start()
+    wanted = 0
+    changes = [{m: 0 for m in range(5)}]
+    for t in range(3):
+        clients = fl.select(t, 3)
+        batches = [fl.shards[m][:2].reshape(2, 1) for m in clients]
+        update = fl.train(state, t, clients, batches)
+        theta = state["theta"] + (update.gather_thetas() - state["theta"]).mean(0)
+        state["theta"] = fl.aggregate(state, update)
+        assert torch.allclose(state["theta"], theta)
+        changes.append(changes[-1] | state["base"]["c_k"])
+        wanted = wanted + sum(changes[-1][int(m)] - changes[-2][int(m)] for m in clients) / 3
+        assert torch.allclose(state["base"]["c"], wanted, atol=1e-6)
+    assert wanted.abs().max() > 1e-3
 
 
 # ---------------------------------------------------------------------------------------- schedule
