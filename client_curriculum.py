@@ -21,9 +21,9 @@ How this differs from the paper, and why:
   end of the next pool. So no round has a client twice. With short rounds the paper's setting would
   take 109 rounds, not 100.
 - The pool never has fewer than K clients.
-- By default vanilla clients take part in turn. Algorithm 1 selects K at random in each round:
-  --client-sampling uniform. Vanilla is the control of every client order. With clients in turn only
-  order and pacing differ.
+- By default vanilla clients take part in turn, as in the authors' code. Algorithm 1 selects K at
+  random in each round: --client-sampling uniform. Vanilla is the control of every client order.
+  With clients in turn only order and pacing differ.
 - All methods have the same partition. In the authors' code both orders seem to be paced in Figures
   4 and 5, with score E. So their random bar is one run of both orders, the same in both figures,
   and Figure 5's control is fair. The presets pace one order, and Figure 5 has score G. Name both
@@ -35,9 +35,9 @@ How this differs from the paper, and why:
 - If a pass over the admitted samples ends within a batch, the next pass fills it. All batches are
   full, so a client's T steps may be a little more than E epochs.
 - The expert is an oracle: it has seen all training data, so score E and Algorithm 2 cannot be used
-  in practice. The paper does not state how it is trained, which decides the consistency. The
-  presets follow the authors' script (--expert-recipe authors). By default it is trained as a
-  client is. On IID CIFAR-10 the consistency is then 0.48, and the paper has 0.52.
+  in practice. By default it is trained as a client is. The paper does not state how, which decides
+  the consistency. The presets follow the authors' script (--expert-recipe authors). Then the
+  consistency on IID CIFAR-10 is 0.48, and the paper has 0.52.
 - Scoring does not count in `samples`. In `clock` only the numbers count that clients send back.
 """
 
