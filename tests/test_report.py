@@ -1,5 +1,7 @@
 """Tables, paired intervals and figures, against scipy's paired test and arithmetic by hand."""
 
+import csv
+import itertools
 import json
 import re
 
@@ -136,6 +138,110 @@ def test_pairs_are_taken_within_trials_that_both_have():
     assert (final["trials"], final["mean"]) == (2, 0.75)
 
 
+SETTINGS = ("s=1", "s=10", "s=2")
+
+
+def in_random_order(seed) -> tuple[list[dict], dict]:
+    """Rows of runs, each of 12 rounds, and {(setting, method): {trial: its accuracies}}.
+
+    Each method misses other trials. The rows are in random order, except for their rounds.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    runs = {}
+    for setting, method in itertools.product(SETTINGS, "abcd"):
+        trials = rng.permutation(9)[: rng.integers(6, 9)].tolist()
+        runs[setting, method] = {trial: rng.normal(50, 9, 12) for trial in trials}
+        for trial, accuracies in runs[setting, method].items():
+            for t, accuracy in enumerate(accuracies):
+                row = {"setting": setting, "method": method, "trial": trial, "round": t + 1}
+                rows.append(row | {"accuracy": accuracy, "uploads": t, "seconds": 0.5 * t})
+    rng.shuffle(rows)
+    return sorted(rows, key=lambda row: row["round"]), runs
+
+
+def methods_of(rows: list[dict]) -> dict:
+    """{setting: its methods}, in the order of the rows."""
+    found = {}
+    for row in rows:
+        found.setdefault(row["setting"], {})[row["method"]] = True
+    return {setting: [*methods] for setting, methods in found.items()}
+
+
+def by_scipy(of_a: dict, of_b: dict, measure: str) -> tuple:
+    """The mean of a - b over the trials of both, its interval, p, and how many trials there are."""
+    last = slice(-1, None) if measure == "final" else slice(-10, None)
+    shared = {*of_a} & {*of_b}
+    a = [np.mean(of_a[trial][last]) for trial in shared]
+    b = [np.mean(of_b[trial][last]) for trial in shared]
+    test = ttest_rel(a, b)
+    return np.mean(a) - np.mean(b), *test.confidence_interval(0.95), test.pvalue, len(shared)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_differences_of_rows_in_random_order(seed):
+    rows, runs = in_random_order(seed)
+    table = report.differences(report.per_trial(frame(rows)))
+    pairs = []
+    for setting, methods in methods_of(rows).items():
+        for a, b in itertools.combinations(methods, 2):
+            pairs += [(setting, a, b, "final"), (setting, a, b, "last10")]
+    found = table[["setting", "a", "b", "measure"]].itertuples(index=False, name=None)
+    assert [*found] == pairs
+    for row in table.itertuples():
+        expected = by_scipy(runs[row.setting, row.a], runs[row.setting, row.b], row.measure)
+        assert (row.mean, row.low, row.high, row.p, row.trials) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_holms_correction_of_rows_in_random_order(seed):
+    rows, runs = in_random_order(seed)
+    table = report.differences(report.per_trial(frame(rows)))
+    for measure in ("final", "last10"):
+        p = {}
+        for setting, (first, *others) in methods_of(rows).items():
+            for other in others:
+                test = by_scipy(runs[setting, first], runs[setting, other], measure)
+                p[setting, first, other] = test[3]
+        for row in table[table.measure == measure].itertuples():
+            own = p.get((row.setting, row.a, row.b), np.nan)  # NaN: not with the first method
+            steps = [q * sum(r >= q for r in p.values()) for q in p.values() if q <= own]
+            expected = min(1, max(steps)) if steps else np.nan
+            assert row.holm == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gains_of_rows_in_random_order(seed, capsys):
+    rows, runs = in_random_order(seed)
+    report.print_gains(report.per_trial(frame(rows)), "c")
+    printed = " ".join(capsys.readouterr().out.split())
+    settings = [*methods_of(rows)]
+    words = ["setting", *settings, "method"]
+    methods = dict.fromkeys(row["method"] for row in rows if row["method"] != "c")
+    for method in methods:
+        words.append(method)
+        for setting in settings:
+            mean, low, high, *_ = by_scipy(runs[setting, method], runs[setting, "c"], "final")
+            words.append(f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]")
+    assert printed.endswith(" ".join(words))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_paired_curves_of_rows_in_random_order(seed):
+    rows, runs = in_random_order(seed)
+    found = {}
+    for row in report.paired_curves(frame(rows)).itertuples():
+        found[row.setting, row.method, row.trial, row.round] = row.gap
+    expected = {}
+    for setting, (first, *others) in methods_of(rows).items():
+        for other in others:
+            of_a, of_b = runs[setting, first], runs[setting, other]
+            for trial in {*of_a} & {*of_b}:
+                for t, gap in enumerate(of_a[trial] - of_b[trial]):
+                    expected[setting, f"{first} minus {other}", trial, t + 1] = gap
+    assert found == pytest.approx(expected)
+
+
 def test_tables_are_printed_whole(capsys):
     long = "client-power-of-choice+data-anti"
     runs = report.per_trial(frame(rows_of({long: [50.0, 60.0], "b": [50.0, 70.0]}, "alpha=1")))
@@ -213,8 +319,9 @@ def test_nothing_but_diverged_runs(tmp_path, capsys):
 def test_what_is_written(tmp_path, capsys):
     rows = rows_of(FOUR, rounds=3)
     df = report.write_metrics(rows, tmp_path, "digits, 4 trials")
-    read = pd.read_csv(tmp_path / "metrics.csv", keep_default_na=False)
-    assert read.to_dict("records") == rows
+    with open(tmp_path / "metrics.csv") as file:
+        for line, row in zip(csv.DictReader(file), rows, strict=True):
+            assert line == {name: str(value) for name, value in row.items()}
     summary = json.loads(json.dumps(report.write_results(df, tmp_path), allow_nan=False))
     assert [run["final"] for run in summary["results"]] == FOUR["a"] + FOUR["b"] + FOUR["c"]
     assert len(summary["paired"]) == 6
