@@ -119,34 +119,37 @@ def first_at(run: pd.DataFrame, goal: float) -> tuple[float, float]:
     return reached["round"].iloc[0], reached.uploads.iloc[0]
 
 
-def values(term: str, measure: str) -> np.ndarray:
-    """'RUN | FLAG=VALUE .. | METHOD' -> the measure by trial (n,), mean over the settings that fit.
+def values(term: str, measure: str) -> pd.Series:
+    """'RUN | FLAG=VALUE .. | METHOD' -> the measure by trial, mean over the settings that fit.
 
     RUN may be several, joined by '+': blocks of trials that follow one another.
     """
     runs, wanted, method = [part.strip() for part in term.split("|")]
     blocks = [of_one_run(run, wanted.split(), method, measure) for run in runs.split("+")]
-    return np.concatenate(blocks)
+    return pd.concat(blocks, keys=range(len(blocks)))
 
 
-def of_one_run(run: str, wanted: list[str], method: str, measure: str) -> np.ndarray:
+def of_one_run(run: str, wanted: list[str], method: str, measure: str) -> pd.Series:
     rows = trials().loc[[run]]
     rows = rows[(rows.method == method) & (rows.measure == measure)]
     fits = [set(wanted) <= set(setting.split()) for setting in rows.setting]
     if not any(fits):
         raise KeyError(f"{run} {wanted} {method}: no {measure} in the evidence")
-    return rows[fits].groupby("trial").value.mean().to_numpy()
+    return rows[fits].groupby("trial").value.mean()
 
 
-def difference(plus: str, minus: str, measure: str) -> np.ndarray:
-    """Terms joined by ' & ' on either side are added up: the paired difference by trial (n,)."""
+def difference(plus: str, minus: str, measure: str) -> pd.Series:
+    """Terms joined by ' & ' on either side are added up: the paired difference by trial.
+
+    Only trials count that all terms have.
+    """
     total = 0
     for term in plus.split(" & "):
         total = total + values(term, measure)
     for term in minus.split(" & "):
         if term:
             total = total - values(term, measure)
-    return total
+    return total.dropna()
 
 
 @dataclass
@@ -178,7 +181,7 @@ class Interval:
         return float(t.sf((margin - abs(self.mean)) / error))
 
 
-def interval(d: np.ndarray) -> Interval:
+def interval(d: pd.Series | np.ndarray) -> Interval:
     test = stats.ttest_1samp(d, 0)
     low, high = test.confidence_interval(0.95)
     return Interval(d.mean(), low, high, test.pvalue, len(d))

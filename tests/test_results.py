@@ -88,6 +88,20 @@ def test_blocks_of_trials_follow_one_another():
     np.testing.assert_allclose(joined, np.concatenate(parts))
 
 
+def test_differences_are_taken_within_trials_that_all_have(monkeypatch):
+    of_a = {3: 50.0, 0: 61.0, 2: 45.0}
+    of_b = {1: 20.0, 2: 44.0, 0: 57.0}
+    rows = []
+    for run, gain in (("one", 0), ("two", 10)):
+        for method, accuracies in (("z", of_a), ("b", of_b)):
+            for trial, accuracy in accuracies.items():
+                row = {"run": run, "setting": "", "method": method, "trial": trial}
+                rows.append(row | {"measure": "final", "value": accuracy + gain * (method == "z")})
+    monkeypatch.setattr(evidence, "trials", lambda: pd.DataFrame(rows).set_index("run"))
+    found = evidence.difference("one+two||z", "one+two||b", "final")
+    assert found.tolist() == [61 - 57, 45 - 44, 71 - 57, 55 - 44]
+
+
 UP = [5, 6, 7, 6]
 DOWN = [-5, -6, -7, -6]
 ANY = [-3, 3, 2, -3]
@@ -430,6 +444,7 @@ def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduce, "read_works", lambda: pd.DataFrame([line]))
     monkeypatch.setattr(reproduce, "folder", lambda work: tmp_path / work.place)
     monkeypatch.setattr(evidence, "FOLDER", tmp_path)
+    monkeypatch.setattr(evidence, "trials", pd.DataFrame)  # none
     empty = pd.DataFrame(columns=reproduce.COLUMNS)
     empty.to_csv(tmp_path / "rounds.csv.xz", index=False)
     words = reproduce.command(next(reproduce.read_works().itertuples()))
@@ -442,14 +457,14 @@ def test_a_claim_is_made_from_nothing(tmp_path, monkeypatch, capsys):
     assert reproduce.main(["--only", "A6"]) == 0
     rounds = pd.read_csv(tmp_path / "rounds.csv.xz")
     assert list(rounds.run) == ["fedavg_curriculum/tiny"] * 2
-    metrics = pd.read_csv(tmp_path / "fedavg_curriculum/tiny/metrics.csv")
-    assert list(rounds.accuracy) == list(metrics.accuracy)
+    metrics = pd.read_csv(tmp_path / "fedavg_curriculum/tiny/metrics.csv", dtype=str)
+    assert list(rounds.accuracy) == list(metrics.accuracy.astype(float))
     capsys.readouterr()
     assert reproduce.main(["--only", "A6"]) == 0
     made, published = capsys.readouterr().out.splitlines()
     assert made == "already made: runs/fedavg_curriculum/tiny"
     assert published == "its rounds are those of rounds.csv.xz, to the last digit"
-    other = metrics.assign(accuracy=[11.0, *metrics.accuracy[1:]])
+    other = metrics.assign(accuracy=["11.0", *metrics.accuracy[1:]])
     other.to_csv(tmp_path / "fedavg_curriculum/tiny/metrics.csv", index=False)
     monkeypatch.setattr(evidence, "trials", lambda: pd.DataFrame(index=[line["place"]]))
     assert reproduce.main(["--only", "A6"]) == 0
