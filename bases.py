@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from checks import UsageError
+from errors import UsageError
 from nets import Model
 from training import Local, Output, Update
 
@@ -54,11 +54,14 @@ class FedAvg:
         return w_hat
 
     def aggregate(self, theta: Tensor, update: Update, p: np.ndarray, memory: dict) -> Tensor:
-        """Returns the next global weights (P,). Batch statistics are averaged, too."""
+        """Returns the next global weights (P,). Batch statistics are averaged, too.
+
+        So are frozen weights that training moved, as those of a mean teacher.
+        """
         d = self.model.trainable
         p = theta.new_tensor(p)
-        buffers = update.gather(self.model.buffers)
-        average = self.model.keep_constant(update.average(p), theta, buffers)
+        rest = update.gather(self.model.rest)
+        average = self.model.keep_constant(update.average(p), theta, rest)
         next_w_0 = self.server(theta[:d], average[:d], p, update, memory)
         return torch.cat([next_w_0, average[d:]])
 

@@ -52,8 +52,8 @@ from torch import Tensor
 
 import common
 import experiment
-from checks import IS_TEXT
-from data import Data, UsageError, epochs_of_batches
+from data import IS_TEXT, Data
+from errors import UsageError
 from experiment import flag
 from nets import Model, arrange
 
@@ -87,6 +87,7 @@ class Config(experiment.Config):
     clients: int = 10
     rounds: int = 10
     epochs: int = flag(5, "E, local epochs", low=1, high=10**5, when=is_not_solo)
+    drop_last: bool = flag(False, "leave out a client's last batch if it is short")
     batch_size: int = 64
     momentum: float = 0.9
     weight_decay: float = 1e-5
@@ -163,7 +164,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         P1 = generate_curriculum(config, fl)
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
-        batches = draw_batches(config, fl, t, clients)
+        batches = fl.batches(t, clients, local_epochs(config, t), config.drop_last)
         changes = augmentation(config, fl, t, clients, batches)
         if is_weighted(config):
             changes["sample_weights"] = weigh_clients(config, fl, clients, batches, P1)  # Eq. 8
@@ -304,16 +305,6 @@ def small_clusters(clusters: np.ndarray, quantile: float) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- Curriculum Training (Section 4.2)
-
-
-def draw_batches(config, fl: common.Federation, t: int, clients: np.ndarray) -> list[np.ndarray]:
-    """Returns batches (T_k, B) for each client: E epochs over its samples."""
-    E = local_epochs(config, t)
-    batches = []
-    for m in clients:
-        rng = fl.streams("batches", t, m)
-        batches.append(epochs_of_batches(fl.shards[m], E, config.batch_size, rng))
-    return batches
 
 
 def local_epochs(config: Config, t: int) -> int:
@@ -464,7 +455,7 @@ def hidden_of_clients(fl: common.Federation, update: common.Update) -> dict:
 def hidden_vectors(model: Model, theta: Tensor, x: Tensor) -> Tensor:
     """Returns the input (n, F) of the model's last layer for images x (n, H, W, C) at theta (P,).
 
-    The last layer of a user's own model is not known. There it returns the logits.
+    It returns the logits of a user's own model that is not head(features(x)).
     """
     net = model.bind(theta[None])
     vectors = []

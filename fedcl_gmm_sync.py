@@ -66,10 +66,10 @@ from torch import Tensor, nn
 import common
 import experiment
 import training
-from checks import IS_TEXT
-from data import Data, UsageError
+from data import IS_TEXT, Data
+from errors import UsageError
 from experiment import flag, report
-from nets import LINEAR_HEAD, Linear
+from nets import LINEAR_HEAD
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
 NUMBERS_OF_A_MIXTURE = 9  # alpha, mu, sigma^2 of three Gaussians
@@ -175,7 +175,7 @@ class Config(experiment.Config):
         y = data.y_train[held]
         data = replace(data, x_train=x, y_train=y, owner=owner, mean=middle, std=half)
         fl = Ensemble(self, data, streams)
-        if has_generator(self) and type(fl.model.skeleton.head) is not Linear:
+        if has_generator(self) and not isinstance(fl.model.head, nn.Linear):
             wanted = f"{self.method}'s generator needs {LINEAR_HEAD}"
             raise UsageError(f"--model {self.model}: {wanted}")
         return fl
@@ -368,7 +368,7 @@ def average(fl, theta: Tensor, frozen: dict[int, Tensor], update: training.Updat
     clients received: layers with requires_grad=False, and buffers that nobody changed, keep it.
     """
     thetas = torch.stack([*frozen.values(), *update.gather_thetas()])
-    return fl.model.keep_constant(thetas.mean(0), theta, thetas[:, fl.model.buffers])
+    return fl.model.keep_constant(thetas.mean(0), theta, thetas[:, fl.model.rest])
 
 
 def fit_mixtures(config, fl, t: int, update: training.Update) -> dict[int, list]:
@@ -504,7 +504,7 @@ def build_generator(config, fl, state: dict) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fl.streams.seed("generator"))
         first = nn.Linear(NOISE + fl.data.classes + 1, hidden)
-        last = nn.Linear(hidden, fl.model.skeleton.head.in_features)  # F
+        last = nn.Linear(hidden, fl.model.head.in_features)  # F
     if not is_fedcl(config):  # FedGen begins with the same weights, but has no input for difficulty
         first.weight = nn.Parameter(first.weight[:, :-1].detach().clone())
     G = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), last)

@@ -5,22 +5,24 @@ lie next to it.
 """
 
 import ast
+import contextlib
 import functools
 import importlib.util
+import itertools
 import os
 import runpy
 import sys
 import sysconfig
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from checks import UsageError, first_line
+from errors import UsageError, first_line
 
 ROOT = Path(__file__).resolve().parent
-OURS = ("bases", "checks", "common", "data", "experiment", "nets", "results", "training")
+OURS = ("bases", "common", "data", "errors", "experiment", "nets", "results")
 OURS += ("client_curriculum", "fedac_art", "fedavg_curriculum", "fedcl_fgn", "fedcl_gmm_sync")
-OURS += ("user_files",)
+OURS += ("stacks", "training", "user_files")
 
 
 def is_ours(file: str) -> bool:
@@ -105,74 +107,64 @@ def put_first(folder: str) -> None:
 
 def refuse_namesakes(file: str, folder: str) -> None:
     """Raises ImportError if the file would get another module instead of its own neighbour."""
-    names = {name.partition(".")[0] for level, name in imports_of(Path(file)) if level == 0}
-    for name in names:
-        for neighbour in (Path(folder, f"{name}.py"), Path(folder, name, "__init__.py")):
-            if not neighbour.exists():
-                continue
-            found = importlib.util.find_spec(name).origin or name
-            if Path(found).resolve() != neighbour.resolve():
-                whose = "one of our modules" if is_ours(found) else f"the module {found}"
-                raise ImportError(f"{neighbour} has the name of {whose}; rename it")
+    for neighbour in imported_by(Path(file), [Path(folder)]):
+        place = neighbour.parent if neighbour.name == "__init__.py" else neighbour
+        if place.parent != Path(folder):
+            continue
+        found = importlib.util.find_spec(place.stem).origin or place.stem
+        if Path(found).resolve() != neighbour.resolve():
+            whose = "one of our modules" if is_ours(found) else f"the module {found}"
+            raise ImportError(f"{neighbour} has the name of {whose}; rename it")
 
 
-def imports_of(path: Path) -> set[tuple[int, str]]:
-    """Returns the dots and the name of each import, and of each name that is imported from it."""
+def imported_by(file: Path, places: Iterable[Path]) -> set[Path]:
+    """Returns the files that Python may read for a file's own imports, from the folders `places`.
+
+    For a.b.c, and for `from a.b import c`, they are a.py, a/__init__.py, a/b.py and so on. Dots
+    begin at the file's folder.
+    """
     found = set()
-    for node in ast.walk(ast.parse(path.read_bytes(), path)):
-        if isinstance(node, ast.Import):
-            found |= {(0, alias.name) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            found.add((node.level, module))
-            found |= {(node.level, f"{module}.{alias.name}".strip(".")) for alias in node.names}
-    return found
+    for node in ast.walk(ast.parse(file.read_bytes(), file)):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        before = getattr(node, "module", None) or ""
+        folders = places
+        if level := getattr(node, "level", 0):
+            above = file.parents[:level][-1]  # the top if there are more dots than folders
+            found.add(above / "__init__.py")
+            folders = [above]
+        for folder, alias in itertools.product(folders, node.names):
+            for part in f"{before}.{alias.name}".strip(".").split("."):
+                found |= {folder / f"{part}.py", folder / part / "__init__.py"}
+                folder /= part
+    return {path for path in found if os.access(path, os.R_OK) and path.is_file()}
 
 
-def files_of(path: Path, excludes=()) -> set[Path]:
+def files_of(path: Path) -> set[Path]:
     """Returns a program's file, and those that it imports: directly, or through another of them.
 
     They are those of the imported names in its folder, in one above it, in the working directory
-    or in this project, even if Python finds the name elsewhere. Installed packages do not count.
+    or in this project, even if Python finds the name elsewhere. Installed packages and this
+    project's own modules do not count.
     """
-    installed = [
-        sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
-    ]
-    places = {*path.parents, Path.cwd(), ROOT} - {Path(place).resolve() for place in installed}
-    found = set()
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in kinds}
+    places = {*path.parents, Path.cwd(), ROOT} - installed
+    found = {path}
     waiting = [path]
     while waiting:
-        file = waiting.pop()
-        if file in found:
-            continue
-        found.add(file)
-        try:
-            imports = imports_of(file)
-        except (SyntaxError, ValueError):
-            continue  # Python says so, if it imports this file
-        for level, name in imports:
-            if level:
-                above = file.parents[:level][-1]  # the top if there are more dots than folders
-                waiting += [*files_of_module(above, "__init__"), *files_of_module(above, name)]
-            elif name.partition(".")[0] not in excludes:
-                for place in places:
-                    waiting += files_of_module(place, name)
+        with contextlib.suppress(SyntaxError, ValueError):  # Python says so, if it imports it
+            imports = {file.resolve() for file in imported_by(waiting.pop(), places)}
+            new = {file for file in imports - found if not is_ours(file)}
+            found |= new
+            waiting += new
     return found
 
 
-def files_of_module(folder: Path, name: str) -> list[Path]:
-    """Returns the files that Python reads to import a.b.c from a folder, those that exist."""
-    files = []
-    for part in name.split("."):
-        files += [folder / f"{part}.py", folder / part / "__init__.py"]
-        folder /= part
-    return [file.resolve() for file in files if os.access(file, os.R_OK) and file.is_file()]
-
-
-def source_checksum(word, excludes=()) -> int | None:
+def source_checksum(word) -> int | None:
     """Returns the CRC-32 of FILE.py and of what it imports (`files_of`); None for other words.
 
-    With it --resume notices an edit. Modules with names in `excludes` are left out.
+    With it --resume notices an edit.
     """
     file, _, name = str(word).rpartition(":")
     if not file.endswith(".py"):
@@ -180,7 +172,7 @@ def source_checksum(word, excludes=()) -> int | None:
     path = Path(file).resolve()
     checksum = 0
     try:
-        for read in [path, *sorted(files_of(path, excludes) - {path})]:
+        for read in [path, *sorted(files_of(path) - {path})]:
             checksum = zlib.crc32(read.read_bytes(), checksum)
     except OSError as error:
         raise UsageError(f"{word}: {first_line(error)}") from error

@@ -30,7 +30,7 @@ def track(run: experiment.Run, row: dict) -> None:
     mlflow.start_run(run_name=folder), and mlflow.log_metrics(numbers, step=row["round"]).
     """
     name = re.sub(r"[^\w.=-]+", "-", str(run))
-    board = writer(str(run.script.folder / "tensorboard" / name))
+    board = writer(str(run.folder / "tensorboard" / name))
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
     for column, value in numbers.items():
         board.add_scalar(column, value, row["round"])

@@ -5,23 +5,27 @@ they say all that a script must know. A command goes through these modules:
 
 1. command.py: `main` has `conduct` do the following, and says in one line what went wrong
 2. flags.py: `parse` makes a config for each point of the sweep
-3. runs.py: `Script.plan` makes a `Run` for each method, setting and trial
-4. places.py: `workers` starts processes; command.py's `build_all` reads the data meanwhile
+3. runs.py: `plan` makes a `Run` for each method, setting and trial
+4. workers.py: `workers` starts processes; command.py's `build_all` reads the data meanwhile
 5. disk.py: `claim` makes the folder this command's
-6. places.py: `train_all` has every run trained, in processes.py's workers or ranks, or here
+6. workers.py: `train_all` has every run trained, in workers, in torchrun's ranks, or here
 7. runs.py: `train` calls the script's `federate`, which loops over `Run.rounds`
 8. report.py: tables and figures
 
-machine.py knows memory and GPUs, terminal.py what is printed.
+script.py says what a script and a command are, and weights.py how `trained` and --init get final
+weights. machine.py knows memory and GPUs, ranks.py torchrun's processes, terminal.py what is shown.
 """
 
 from . import report
 from .command import main, stop
 from .flags import Config, about_flag, flag, parse
 from .machine import keep_heap
-from .runs import Run, Script, train
+from .runs import Run, train
+from .script import Command, Script
+from .weights import trained
 
 __all__ = [
+    "Command",
     "Config",
     "Run",
     "Script",
@@ -33,4 +37,5 @@ __all__ = [
     "report",
     "stop",
     "train",
+    "trained",
 ]

@@ -9,51 +9,43 @@ An error ends a command with one line and an exit status:
 - 143: SIGTERM
 """
 
+import contextlib
 import datetime
 import itertools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from checks import GPU_ERRORS, is_out_of_memory
-from common import NonFiniteError
-from data import UsageError, first_line
-from user_files import OURS, is_ours
+from errors import GPU_ERRORS, NonFiniteError, UsageError, first_line, is_out_of_memory
+from user_files import OURS, ROOT, is_ours
 
 from . import report
 from .disk import (
+    check_folder,
     choose_folder,
     claim,
+    delete,
     files_in,
     files_of_before,
     locked,
-    refuse_files,
-    refuse_nothing,
     written_aside,
 )
 from .flags import Config, parse
 from .machine import gpu_fault, keep_heap
-from .places import train_all, workers
-from .processes import (
-    FAILED_START,
-    ROOT,
-    is_starting,
-    joined_ranks,
-    leave_group,
-    on_first_rank,
-    rank,
-    ranks,
-    sigterm_as_ctrl_c,
-)
-from .runs import Run, Script
+from .ranks import joined_ranks, leave_group, on_first_rank, rank, ranks
+from .runs import Run, plan
+from .script import Command, Script
 from .terminal import patient_output, say
+from .workers import FAILED_START, is_starting, train_all, workers
 
 
 def main(script: Script, argv: list[str] | None = None) -> None:
@@ -67,26 +59,47 @@ def main(script: Script, argv: list[str] | None = None) -> None:
     """
     if is_starting():  # the script has no main guard
         os._exit(FAILED_START)
-    command = shlex.join(sys.orig_argv if argv is None else [script.config.__module__, *argv])
+    line = shlex.join(sys.orig_argv if argv is None else [script.config.__module__, *argv])
     argv = sys.argv[1:] if argv is None else argv
     if not os.environ.get("MPLBACKEND", "").startswith("module://"):  # a notebook's own
         os.environ["MPLBACKEND"] = "agg"
     keep_heap()
+    command = Command(script)
     with patient_output():
         try:
             refuse_strangers()
-            configs, script.swept = parse(script.config, script.presets, script.doc, argv)
+            configs, command.swept = parse(script.config, script.presets, script.doc, argv)
             with sigterm_as_ctrl_c():
-                conduct(script, configs, command)
+                conduct(command, configs, line)
         except KeyboardInterrupt as error:  # heard by all ranks
-            say(f"stopped{resume_hint(script)}")
+            say(f"stopped{resume_hint(command.folder)}")
             sys.exit(error.args[0] if error.args else 130)
         except Exception as error:
-            status, line = explain(error)
+            status, fault = explain(error)
             if status == 5:
-                line += resume_hint(script)
-            is_own = script.folder is not None and script.ranks == 1
-            stop(status, f"error: {line}", is_own)
+                fault += resume_hint(command.folder)
+            is_own = command.folder is not None and command.ranks == 1
+            stop(status, f"error: {fault}", is_own)
+
+
+@contextlib.contextmanager
+def sigterm_as_ctrl_c():
+    """In this block SIGTERM raises KeyboardInterrupt, with its own exit status.
+
+    Only a program's main thread may change what a signal does. In another one this does nothing.
+    """
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def refuse_strangers() -> None:
@@ -103,7 +116,7 @@ def explain(error: Exception) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, NonFiniteError):
         return 3, str(error)
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or "could not create a primitive" in str(error):  # oneDNN's words
         advice = "try --chunk 1, or a smaller --batch-size if clients train one at a time already"
         return 5, f"out of memory: {advice} ({first_line(error)})"
     if isinstance(error, GPU_ERRORS):
@@ -126,43 +139,43 @@ def stop(status: int, line: str, is_own=False) -> None:
     raise SystemExit(status) from None
 
 
-def resume_hint(script: Script) -> str:
+def resume_hint(folder: Path | None) -> str:
     """Says where --resume continues, once there is something."""
-    if script.folder is None or not os.path.exists(script.folder / "checkpoints"):
+    if folder is None or not os.path.exists(folder / "checkpoints"):
         return ""  # exists is False for an impossible name, too
-    return f"; --resume continues in {script.folder}"
+    return f"; --resume continues in {folder}"
 
 
 # --------------------------------------------------------------------------- plan, train, report
 
 
-def conduct(script: Script, configs: list[Config], command: str) -> None:
+def conduct(command: Command, configs: list[Config], line: str) -> None:
     """Trains every run and reports, after `build_all` has read the data and built the models."""
-    began = time.time()
+    began = datetime.datetime.now().astimezone()
     first = configs[0]
     torch.set_num_threads(first.threads)
     if first.device == "auto" and torch.cuda.is_available() and gpu_fault():
         say(f"--device auto: the CPU is used, since {gpu_fault()}")
-    settings, runs = script.plan(configs)
+    settings, runs = plan(command, configs)
     takes_whole_runs = len(runs) >= ranks()
-    script.ranks = 1 if takes_whole_runs else ranks()
+    if not takes_whole_runs:
+        command.ranks = ranks()
     if first.out:  # before anything that takes time
-        refuse = refuse_nothing if first.resume else refuse_files
-        refuse(Path(first.out))
+        check_folder(Path(first.out), first.resume)
     with joined_ranks(runs[0].device) as store, workers(runs) as pool:
         counts = build_all(settings)  # while the workers import
-        script.folder = on_first_rank(lambda: choose_folder(first, Path(script.title()).stem))
-        with locked(script.folder):
-            on_first_rank(lambda: claim(script.folder, runs, first.resume))
+        name = Path(command.script.title()).stem
+        command.folder = on_first_rank(lambda: choose_folder(first, name))
+        with locked(command.folder):
+            on_first_rank(lambda: claim(command.folder, runs, first.resume))
             if takes_whole_runs:
                 leave_group()
             train_all(runs, pool, store)
             if rank() > 0:
                 return
-            moment = datetime.datetime.fromtimestamp(began).astimezone()
-            about = {"command": command, "commit": commit(), "began": moment.isoformat()}
-            about["hours"] = round((time.time() - began) / 3600, 4)
-            conclude(script, settings, counts, about)
+            about = {"command": line, "commit": commit(), "began": began.isoformat()}
+            hours = (datetime.datetime.now().astimezone() - began).total_seconds() / 3600
+            conclude(command, settings, counts, about | {"hours": round(hours, 4)})
     diverged = [f"{run}: {run.diverged}" for run in runs if run.diverged]
     if diverged:
         count = f"{len(diverged)} of {len(runs)} runs diverged"
@@ -182,16 +195,19 @@ def build_all(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
     """Reads the data, deals the samples and builds the model of every method's first trial.
 
     Returns how many samples of each class every client has, {setting: (M, C)}: the methods of a
-    setting have the same. Raises UsageError if data, model and partition do not fit.
+    setting have the same. Raises UsageError if data, model, partition and --init do not fit.
     """
     counts = {}
     for setting, runs in settings.items():
         federations = [run.fl for run in runs if run.trial == 0]
+        for run in runs:
+            if run.config.init:  # before training, it is seen to be there for every trial
+                run.initial()
         counts[setting] = federations[0].count_labels()
     return counts
 
 
-def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about: dict) -> None:
+def conclude(command: Command, settings: dict[str, list[Run]], counts: dict, about: dict) -> None:
     """Writes metrics.csv and tables; then figures, the script's own plots, and summary.json."""
     rows = []
     finite = {}
@@ -202,29 +218,32 @@ def conclude(script: Script, settings: dict[str, list[Run]], counts: dict, about
     runs = [*itertools.chain(*settings.values())]
     first = runs[0]
     dataset = first.config.dataset
-    if "dataset" in script.swept:
+    if "dataset" in command.swept:
         dataset = "several data sets"  # each setting names its own
-    tables = ["metrics.csv", "table.csv"]
-    old_files = [*files_of_before(script.folder), "summary.json"]  # it names the others
-    with written_aside(script.folder, old_files) as folder:
+    with written_aside(command.folder) as folder:
         trials = f"{first.config.trials} trial" + "s" * (first.config.trials > 1)
         df = report.write_metrics(rows, folder, f"{dataset}, {trials}")
         results = report.write_results(df, folder)
-    with written_aside(script.folder) as folder:
+        tables = files_in(folder)
+    for name in [*files_of_before(command.folder), "summary.json"]:  # it names the others
+        if name not in tables:
+            delete(command.folder / name)
+    with written_aside(command.folder) as folder:
         report.plot_partition(counts, folder, dataset)
         if any(finite.values()):
             df = report.without_diverged(df)
             report.plot_all(df, folder)
-            if script.plot:
-                script.plot(df, folder)
-            if script.draw:
-                script.draw(finite, folder)
-        configs = {run.method: vars(run.config) for run in reversed(runs)}  # of its first run
-        summary = about | {"swept": script.swept, "config": configs} | first.environment
-        if first.device == "cuda":
-            summary["card"] = torch.cuda.get_device_name()
-        summary["files"] = sorted([*tables, *files_in(folder), "summary.json"])
-        text = json.dumps(summary | results)
-        in_words = json.loads(text, parse_constant=str)  # JSON has no infinity
+            if command.script.plot:
+                command.script.plot(df, folder)
+            if command.script.draw:
+                command.script.draw(finite, folder)
+        figures = files_in(folder)
+    configs = {run.method: vars(run.config) for run in reversed(runs)}  # of its first run
+    summary = about | {"swept": command.swept, "config": configs} | first.environment | results
+    summary["files"] = tables + figures
+    if first.device == "cuda":
+        summary["card"] = torch.cuda.get_device_name()
+    in_words = json.loads(json.dumps(summary), parse_constant=str)  # JSON has no infinity
+    with written_aside(command.folder) as folder:  # last: where it is, the others are
         (folder / "summary.json").write_text(json.dumps(in_words, indent=1))
-    print(f"results: {script.folder}")
+    print(f"results: {command.folder}")

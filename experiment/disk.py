@@ -11,30 +11,29 @@ import pickle
 import re
 import shutil
 import tempfile
+import uuid
 import zipfile
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from checks import is_of_the_machine
-from data import UsageError, first_line
+from errors import UsageError, first_line, is_of_the_machine
 from user_files import our_code
 
-from .processes import on_first_rank
+from .ranks import on_all_ranks, on_first_rank
 from .terminal import say
 
 # ---------------------------------------------------------------------------------- checkpoints
 
-
-SAVED = "tensors, NumPy arrays of numbers or text, and plain Python"
-# what torch.load must know to read arrays; an empty one needs bytes
+SAVED = "tensors, NumPy arrays of numbers, and plain Python; text in lists: .tolist()"
+# What torch.load must know to read arrays; an empty one needs bytes. The types of text are not
+# here: a file can give them another size, and then they read beyond their array.
 NUMPY = [np.ndarray, np.dtype, bytes]
 NUMPY += [np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
-NUMPY += [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + "?efdFDSU"]
+NUMPY += [type(np.dtype(code)) for code in np.typecodes["AllInteger"] + "?efdFD"]
 torch.serialization.add_safe_globals(NUMPY)
 
 
@@ -45,7 +44,7 @@ def save(path: Path, fingerprint: dict, content) -> None:
     content      `SAVED`; UsageError for anything else
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(f".{os.getpid()}.tmp")
+    half = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
     try:
         with open(half, "wb") as file:
             torch.save({"fingerprint": fingerprint, "content": content}, file)
@@ -53,16 +52,16 @@ def save(path: Path, fingerprint: dict, content) -> None:
         torch.load(half, map_location="cpu", weights_only=True, mmap=True)  # may fail
         half.replace(path)
     except (pickle.PickleError, AttributeError, TypeError) as error:
-        half.unlink(missing_ok=True)
         found = re.search(r"GLOBAL (\S+)", str(error))
         what = found[1] if found else "what a method keeps between rounds"
         raise UsageError(f"{what} cannot be saved for --resume: wanted {SAVED}") from None
     except (OSError, RuntimeError) as error:  # the second is torch's, for a write that failed
-        half.unlink(missing_ok=True)
         if is_of_the_machine(error):
             raise
         reason = f"cannot be written, is the disk full? ({first_line(error)})"
         raise OSError(f"{path}: {reason}") from None
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def file_label(name: str) -> str:
@@ -106,9 +105,33 @@ def read(path: Path, device: str) -> dict:
     except Exception as error:  # torch, zip and pickle name each damage in their own way
         if is_of_the_machine(error):
             raise
-        advice = "delete it, and --resume trains this run again"
-        raise UsageError(f"{path}: damaged; {advice}") from None
+        raise damaged(path) from None
     return saved
+
+
+def damaged(path: Path) -> UsageError:
+    return UsageError(f"{path}: damaged; delete it, and --resume trains this run again")
+
+
+# counted from round 1 on
+TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
+# of a run
+KEPT = {"rows": list, "state": dict, "finished": int, "diverged": str, "last_test": list}
+
+
+def kept_of(path: Path, content) -> dict:
+    """Returns `KEPT` as a checkpoint's content; UsageError if it is anything else."""
+    try:
+        kept = {name: content[name] for name in KEPT}
+        is_sound = all(type(kept[name]) is kind for name, kind in KEPT.items())
+        for t, row in enumerate(kept["rows"]):
+            is_whole = "diverged" in row or row.keys() >= {*TOTALS}
+            is_sound &= is_whole and row["round"] == t + 1
+    except (AttributeError, KeyError, TypeError, IndexError):
+        is_sound = False
+    if not is_sound:
+        raise damaged(path)
+    return kept
 
 
 def differences(before: dict, now: dict) -> list[str]:
@@ -126,6 +149,33 @@ def differences(before: dict, now: dict) -> list[str]:
 
 # --------------------------------------------------------------------------------- the folder
 
+CHECKPOINTS = "checkpoints/*-trial*.pt"
+CODE = ".code.json"  # {file: checksums of its versions}
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Raises UsageError unless a command can begin here or, with `resume`, continue.
+
+    It can begin where nothing is, and continue where a checkpoint is, or where it was stopped
+    before its first checkpoint.
+    """
+    try:
+        str(folder).encode()
+    except UnicodeError:  # torch cannot open it
+        raise UsageError(f"--out {str(folder)!a}: choose a name in UTF-8") from None
+    has_runs = any(folder.glob(CHECKPOINTS))
+    if resume and has_runs:
+        return
+    if has_runs:
+        raise UsageError(f"--out {folder}: holds results; --resume continues")
+    others = {path.name for path in folder.glob("*")} - {".lock", CODE}
+    if resume and (not folder.is_dir() or others - {"checkpoints"}):
+        raise UsageError(f"--resume --out {folder}: nothing to resume, it holds no checkpoint")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise UsageError(f"--out {folder}: is a file; choose a folder")
+    if others and not resume:
+        raise UsageError(f"--out {folder}: holds files; choose an empty folder")
+
 
 def choose_folder(config, script: str) -> Path:
     """Returns --out, or runs/<script>/001, 002, ..: a new one, or with --resume the last one."""
@@ -133,19 +183,17 @@ def choose_folder(config, script: str) -> Path:
         return Path(config.out)
     top = Path("runs") / script
     numbered = [path for path in top.glob("*") if path.name.isdecimal()]
-    numbered.sort(key=lambda path: int(path.name))
-    if config.resume and not numbered:
-        raise UsageError(f"--resume: {top} holds no run")
+    last = max(numbered, key=lambda path: int(path.name), default=top / "0")
     if config.resume:
-        say(f"--resume: in {numbered[-1]}")
-        refuse_nothing(numbered[-1])
-        return numbered[-1]
-    top.mkdir(parents=True, exist_ok=True)
-    last = int(numbered[-1].name) if numbered else 0
-    for number in itertools.count(last + 1):
+        if not numbered:
+            raise UsageError(f"--resume: {top} holds no run")
+        say(f"--resume: in {last}")
+        check_folder(last, resume=True)
+        return last
+    for number in itertools.count(int(last.name) + 1):
         folder = top / f"{number:03}"
         with contextlib.suppress(FileExistsError):  # another command was faster
-            folder.mkdir()
+            folder.mkdir(parents=True)
             return folder
 
 
@@ -163,31 +211,11 @@ def locked(folder: Path):
 
     on_first_rank(acquire)
     try:
+        if not on_all_ranks(folder.is_dir()):
+            raise UsageError(f"--out {folder}: choose a folder that all ranks' machines share")
         yield
     finally:
         lock.release()
-
-
-CHECKPOINTS = "checkpoints/*-trial*.pt"
-CODE = ".code.json"  # {file: checksums of its versions}
-
-
-def refuse_files(folder: Path) -> None:
-    """Raises UsageError if there is anything in the folder, or if it is none."""
-    if os.path.lexists(folder) and not folder.is_dir():
-        raise UsageError(f"--out {folder}: is a file; choose a folder")
-    if {*folder.glob("*")} - {folder / ".lock", folder / CODE}:
-        has_runs = any(folder.glob(CHECKPOINTS))
-        advice = "results; --resume continues" if has_runs else "files; choose an empty folder"
-        raise UsageError(f"--out {folder}: holds {advice}")
-
-
-def refuse_nothing(folder: Path) -> None:
-    """Raises UsageError if --resume finds no folder, or one with files but no checkpoint."""
-    ours = {folder / ".lock", folder / CODE, folder / "checkpoints"}
-    is_new = folder.is_dir() and not {*folder.glob("*")} - ours
-    if not is_new and not any(folder.glob(CHECKPOINTS)):
-        raise UsageError(f"--resume --out {folder}: nothing to resume, it holds no checkpoint")
 
 
 def claim(folder: Path, runs: list, resume: bool) -> None:
@@ -198,14 +226,15 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
     UsageError. It names what differs from the most similar run. It also raises UsageError if all
     runs there are another script's.
     """
-    if not resume:
-        refuse_files(folder)
     for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
         half.unlink()
     for half in folder.glob(".results-*"):
         shutil.rmtree(half)
-    refuse_other_scripts(folder, runs)
+    check_folder(folder, resume)
+    found = {*folder.glob(CHECKPOINTS)}
     mine = {run.path for run in runs}
+    if found and not found & mine:
+        refuse_other_scripts(folder, found, runs[0])
     for run in runs:
         name = f"{file_label(run.method)}-????????-trial{run.trial}.pt"
         similar = {*folder.glob(f"checkpoints/{name}")}
@@ -217,40 +246,51 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
     note_code(folder, resume)
 
 
+def refuse_other_scripts(folder: Path, found: set[Path], run) -> None:
+    """Raises UsageError if the checkpoints that were found are all other scripts' than this run."""
+    others = set()
+    for path in found:
+        content = read(path, run.device)["content"]
+        if isinstance(content, dict):  # what `Run.cached` has saved is none
+            others.add(content.get("made_by", run.made_by))  # older ones do not say it
+    if others and run.made_by not in others:
+        names = ", ".join(sorted(others))
+        raise UsageError(f"--resume: {folder} holds runs of {names}, not {run.made_by}")
+
+
 def note_code(folder: Path, resume: bool) -> None:
     """Notes which versions of our code train here. If a file has several, one line says so."""
-    path = folder / CODE
     versions = {}
     if resume:
-        by_hand = (ValueError, TypeError, AttributeError, OverflowError)  # it was edited
-        with contextlib.suppress(OSError, *by_hand):
-            before = json.loads(path.read_text())
+        by_hand = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+        with contextlib.suppress(OSError, *by_hand):  # somebody edited it
+            before = json.loads((folder / CODE).read_text())
             versions = {file: [*map(int, checksums)] for file, checksums in before.items()}
     for file, checksum in our_code().items():
         versions[file] = sorted({checksum, *versions.get(file, [])})
-    path.write_text(json.dumps(versions, indent=1))
+    with written_aside(folder) as half:
+        (half / CODE).write_text(json.dumps(versions, indent=1))
     if edited := [file for file, checksums in versions.items() if len(checksums) > 1]:
         say(f"{', '.join(edited)}: edited since these runs began")
 
 
-def refuse_other_scripts(folder: Path, runs: list) -> None:
-    """Raises UsageError if the folder holds runs, but none of this command or its script."""
-    found = {*folder.glob(CHECKPOINTS)}
-    if found & {run.path for run in runs}:
-        return
-    made_by = runs[0].made_by
-    others = set()
-    for path in found:
-        content = read(path, runs[0].device)["content"]
-        if isinstance(content, dict):  # what `Run.cached` has saved is none
-            others.add(content.get("made_by", made_by))  # older ones do not say it
-    if others and made_by not in others:
-        raise UsageError(
-            f"--resume: {folder} holds runs of {', '.join(sorted(others))}, not {made_by}"
-        )
+# ------------------------------------------------------------------------------------ results
 
 
-OLD_FIGURES = ("differences.png", "own_accuracy.png", "summary.png")
+@contextlib.contextmanager
+def written_aside(folder: Path):
+    """Yields an empty folder. At the end of the block its files move to `folder`."""
+    with tempfile.TemporaryDirectory(prefix=".results-", dir=folder) as half:
+        yield Path(half)
+        for name in files_in(Path(half)):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(half) / name).replace(folder / name)
+
+
+def files_in(folder: Path) -> list[str]:
+    """Returns the files and links of a folder and its subfolders."""
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def files_of_before(folder: Path) -> list[str]:
@@ -258,39 +298,18 @@ def files_of_before(folder: Path) -> list[str]:
 
     Files in a folder that is a link now, or within one, are the user's.
     """
-    try:
-        summary = json.loads((folder / "summary.json").read_text())
-        names = summary.get("files", OLD_FIGURES)  # summaries of version 0.1.0 do not say it
-        paths = [Path(name) for name in names if not Path(name).is_absolute()]
-        top = folder.resolve()
-        return [str(path) for path in paths if (top / path).parent.resolve() == top / path.parent]
-    except (OSError, RuntimeError, ValueError, AttributeError, TypeError):  # the second: a loop
-        return []
+    top = folder.resolve()
+    names = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):
+        for name in json.loads((top / "summary.json").read_text())["files"]:
+            path = top / name
+            if top in path.parents and path.parent.resolve() == path.parent:
+                names.append(name)
+    return names
 
 
-def summary_last(name: str) -> tuple[bool, str]:
-    return name == "summary.json", name
-
-
-def files_in(folder: Path) -> list[str]:
-    """Returns the files and links of a folder and its subfolders; summary.json is the last."""
-    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-    return sorted([str(path.relative_to(folder)) for path in paths], key=summary_last)
-
-
-@contextlib.contextmanager
-def written_aside(folder: Path, old: Iterable[str] = ()):
-    """Yields an empty folder. At the end of the block its files move to `folder`.
-
-    old  files in `folder` that are deleted then, unless they were written again
-    """
-    with tempfile.TemporaryDirectory(prefix=".results-", dir=folder) as half:
-        yield Path(half)
-        written = files_in(Path(half))
-        for name in sorted({*old} - {*written}, key=summary_last):
-            with contextlib.suppress(OSError):  # it is gone, or the user has put a folder there
-                (folder / name).unlink()
-                (folder / name).parent.rmdir()  # if it is empty
-        for name in written:  # where summary.json is, the others are
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (Path(half) / name).replace(folder / name)
+def delete(path: Path) -> None:
+    """Deletes a file, and its folder if nothing else is in it. A folder in its place stays."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+        path.parent.rmdir()

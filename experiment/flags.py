@@ -16,7 +16,8 @@ import types
 
 import common
 from bases import BASES
-from data import DATASETS, PARTITIONS, Data, UsageError
+from data import DATASETS, PARTITIONS, Data
+from errors import UsageError
 from nets import NETS
 
 from .machine import gpu_fault
@@ -104,6 +105,7 @@ class Config:
     norm: str = central(
         "batch", "the model's own normalisation, or group norm", choices=("batch", "group")
     )
+    init: str = free("", "begin with the final weights of a run: FOLDER, or FOLDER:METHOD")
     dtype: str = central("float32", "precision of the weights", choices=("float32", "float64"))
     # federation
     clients: int = dealing(100, "number of clients, M", low=1, high=10**7)
@@ -269,7 +271,8 @@ def fault_of(value, about: dict) -> str:
     wanted, words = KINDS[about["kind"]]
     choices = about["choices"]
     if not isinstance(value, wanted):
-        return words
+        is_text = isinstance(value, str) and convert(about["kind"], value) is not value
+        return words + ", not text" * is_text
     if choices and value not in choices:
         return f"one of {', '.join(choices)}"
     if about["kind"] in (bool, str):

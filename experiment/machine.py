@@ -3,12 +3,13 @@
 import ctypes
 import functools
 import gc
-import os
 import sys
 
 import torch
 
 from data import first_line
+
+from .ranks import number_in
 
 
 def keep_heap() -> None:
@@ -37,7 +38,7 @@ def gpu_fault() -> str:
     if not torch.cuda.is_available():
         return "torch finds no GPU here"
     try:
-        take_gpu(int(os.environ.get("LOCAL_RANK", 0)))
+        take_gpu(number_in("LOCAL_RANK", 0))
         torch.ones(1, device="cuda").sum().item()
     except RuntimeError as error:
         return f"the GPU cannot be used ({first_line(error)})"

@@ -1,10 +1,12 @@
-"""A run: one method in one setting and trial, with its rows and its checkpoint. A script: all."""
+"""A run: one method in one setting and trial, with its rows and its checkpoint."""
 
 import dataclasses
 import functools
 import itertools
 import math
+import numbers
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,23 +16,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 import common
-from bases import BASES
-from checks import plain_row
-from common import ADVICE, NonFiniteError
-from data import Data, UsageError, first_line, load_data
-from nets import NETS, SIDE, seed_libraries, seeded
-from user_files import OURS, ROOT, file_of, is_ours, source_checksum
+from common import ADVICE
+from data import Data, load_data
+from errors import NonFiniteError, UsageError, first_line
+from nets import SIDE, seed_libraries, seeded
+from user_files import source_checksum
 
-from .disk import file_name, load, save
+from .disk import KEPT, TOTALS, damaged, file_name, kept_of, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
-from .processes import has_group, is_first, on_first_rank
+from .ranks import has_group, is_first, on_first_rank
+from .script import Command
 from .terminal import say
-
-# counted from round 1 on
-TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
-KEPT = ("rows", "state", "finished", "diverged", "made_by", "last_test")  # in a checkpoint
-NO_SETTING = "-"  # where nothing is swept but the methods
+from .weights import begin_with, initial_weights
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,24 +36,27 @@ class Run:
     """One method in one setting and trial.
 
     config   the options, with one value each
+    trial    from 0
+    command  the `Command` that it belongs to
     method   its name in tables
     setting  the swept options that are not methods, "alpha=0.05 base=fedprox"; "-" if there is none
-    trial    from 0
     streams  `common.Streams` of this seed and trial: the same numbers in every method
     rows     the rows of metrics.csv so far, a dict for each round
     fl       the `common.Federation`, built when it is first used
+    folder   where the command writes its results
 
     A script's `federate(config, fl, run)` loops over `run.rounds(state)` and calls `run.record` in
     each round. `cached` keeps a tensor for several methods. `other` finds another method's run.
     """
 
     config: Config
-    method: str
-    setting: str
     trial: int
-    script: "Script"
+    command: Command
 
     def __post_init__(self):
+        self.script = self.command.script
+        self.method = self.script.method_of(self.config)
+        self.setting = self.command.setting(self.config, self.config.results_depend_on())
         self.rows = []
         self.state = {}
         self.finished = 0  # --rounds when it ended; 0: not yet
@@ -161,7 +162,10 @@ class Run:
         if not on_first_rank(path.exists):
             tensor = make()  # a task of all ranks
             on_first_rank(lambda: save(path, identity, tensor))
-        return load(path, identity, self.device)
+        tensor = load(path, identity, self.device)
+        if not isinstance(tensor, Tensor):
+            raise damaged(path)
+        return tensor
 
     def other(self, **changes) -> "Run":
         """Returns the run of this setting and trial with these options changed.
@@ -169,7 +173,7 @@ class Run:
         `run.other(method="cl").load()` is what that run has reached.
         """
         config = dataclasses.replace(self.config, **changes)
-        return self.script.run(config, self.trial)
+        return Run(config, self.trial, self.command)
 
     def load(self) -> dict:
         """Returns {"rows": .., "state": ..} as last saved.
@@ -178,17 +182,21 @@ class Run:
         """
         if not self.path.exists():
             raise UsageError(f"{self} was not trained: add its method to the sweep")
-        saved = load(self.path, self.fingerprint, self.device)
+        saved = self.saved()
         if saved["diverged"]:
             raise NonFiniteError(f"{self}: {saved['diverged']}")
         return saved
 
     # ------------------------------------------------------------------------------- its parts
 
+    def saved(self) -> dict:
+        """Returns `KEPT` as the checkpoint holds it."""
+        return kept_of(self.path, load(self.path, self.fingerprint, self.device))
+
     def forget_last_test(self) -> None:
         """Takes out the test that was due only because a shorter run ended there."""
         for name in self.last_test:
-            del self.rows[-1][name]
+            self.rows[-1].pop(name, None)
         self.last_test = []
 
     def row_of(self, t: int) -> dict:
@@ -215,6 +223,7 @@ class Run:
     def save(self) -> None:
         if is_first():
             content = {name: getattr(self, name) for name in KEPT}
+            content["made_by"] = self.made_by
             save(self.path, self.fingerprint, content)
 
     def restore(self) -> None:
@@ -223,7 +232,7 @@ class Run:
         Raises UsageError if it is of a longer run. After its last round such a run did not do what
         is done at the end, such as a test.
         """
-        vars(self).update(load(self.path, self.fingerprint, self.device))
+        vars(self).update(self.saved())
         least = len(self.rows)
         if self.finished < least and not self.diverged:
             least += 1
@@ -232,26 +241,37 @@ class Run:
             raise UsageError(f"--resume: {self.path} is of a longer run; {advice}")
 
     @property
-    def needed(self) -> str:
-        """Returns the file of the run that this one needs; its own, if it needs none."""
-        return self.other(**self.script.after(self.config)).file
+    def needed(self) -> "Run":
+        """The run whose result this one uses; itself, if it uses none."""
+        return self.other(**self.script.after(self.config))
 
     @property
     def waits(self) -> bool:
         """Whether it uses another run's result."""
-        return self.needed != self.file
+        return self.needed.file != self.file
+
+    @property
+    def folder(self) -> Path:
+        return self.command.folder
 
     @property
     def path(self) -> Path:
-        return self.script.folder / "checkpoints" / self.file
+        return self.folder / "checkpoints" / self.file
 
     def data(self) -> Data:
         side = SIDE.get(self.config.model, 0)
         return load_data(self.config.dataset, self.config.data_dir, self.device, side)
 
+    def initial(self) -> Tensor:
+        """Returns the weights (P,) of --init."""
+        return initial_weights(self.config, self.trial, self.setting)
+
     @functools.cached_property
     def fl(self) -> common.Federation:
-        return self.config.federation(self.data(), self.streams)
+        fl = self.config.federation(self.data(), self.streams)
+        if self.config.init:
+            begin_with(self.initial(), fl)
+        return fl
 
     @property
     def fingerprint(self) -> dict:
@@ -266,17 +286,40 @@ class Run:
             "numpy": np.__version__,
             "state": 2,  # raised when what a script keeps changes
             "device": self.device,
-            "ranks": self.script.ranks,
+            "ranks": self.command.ranks,
             "data": self.data().checksum,
         }
+        if self.config.init:
+            found["initial weights"] = zlib.crc32(self.initial().numpy())
         for name, value in self.identity.items():
-            if checksum := source_checksum(value, excludes=OURS):
+            if checksum := source_checksum(value):
                 found[f"the file of --{name}, checksum"] = checksum
         for file in self.script.own_files(self.config):
-            checksum = source_checksum(f"{file}:federate", excludes=OURS)
+            checksum = source_checksum(f"{file}:federate")
             name = f"the file {Path(file).name}, checksum"  # of two __init__.py, say, the sum
             found[name] = found.get(name, 0) + checksum
         return found
+
+
+def plain_row(row: dict, totals=()) -> dict:
+    """Returns a row of metrics.csv in plain Python.
+
+    Raises UsageError for an array of several entries, and if a column of `totals` has no finite
+    number, or one of a test none.
+    """
+    plain = {}
+    for name, value in row.items():
+        if hasattr(value, "item"):
+            if math.prod(value.shape) != 1:
+                raise UsageError(f"column {name} has shape {tuple(value.shape)}; wanted one number")
+            value = value.item()
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if name in ("accuracy", "loss", *totals) and not is_number:
+            raise UsageError(f"column {name} is {value!r}; wanted a number")
+        if name in totals and not abs(value) < math.inf:
+            raise UsageError(f"column {name} is {value!r}; wanted a finite number")
+        plain[name] = value
+    return plain
 
 
 def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
@@ -311,90 +354,21 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
     return {"rows": run.rows, "diverged": run.diverged}
 
 
-# -------------------------------------------------------------------------------------- a script
-
-
-def waits_for_none(config: Config) -> dict:
-    return {}
-
-
-@dataclasses.dataclass
-class Script:
-    """What a script gives to `main`, by name. All functions are of a module, none is a lambda.
-
-    federate(config, fl, run)  trains one method in one setting and trial: it loops over
-                               `run.rounds(state)` and calls `run.record`
-    compare                    the options that make the methods. Other swept options make
-                               settings. A method that does not use what is swept is trained once
-                               and shown in every setting.
-    config                     the script's Config
-    presets                    {name: command line}. What follows # explains it.
-    doc                        the script's docstring. It begins with an example.
-    name(config)               a method's name. Without it: the values of `compare`.
-    plot(df, folder)           prints and plots what is the script's own, once at the end. `df`
-                               holds the rows of metrics.csv, without runs that diverged.
-    draw(settings, folder)     plots what runs have saved: {setting: runs}, each with `load()`
-    after(config)              the changes that lead to the method that this one needs, for example
-                               {"method": "cl"}. It is trained first. {}: it needs none.
-    track(run, row)            gets each new row of metrics.csv, in the process that trains. If it
-                               raises an error, one line says so and the training continues.
-    """
-
-    federate: Callable
-    compare: tuple[str, ...]
-    config: type = Config
-    presets: dict[str, str] = dataclasses.field(default_factory=dict)
-    doc: str | None = ""
-    name: Callable | None = None
-    plot: Callable | None = None
-    draw: Callable | None = None
-    after: Callable = waits_for_none
-    track: Callable | None = None
-    # what the command line adds
-    swept: tuple[str, ...] = ()
-    folder: Path | None = None  # chosen before training begins
-    ranks: int = 1  # how many processes train one run together
-
-    def run(self, config: Config, trial: int) -> Run:
-        """Returns the run of this config. Its setting names the swept options that it uses."""
-        method = " ".join(str(getattr(config, name)) for name in self.compare)
-        if self.name:
-            method = self.name(config)
-        setting = self.setting(config, config.results_depend_on())
-        return Run(config, method, setting, trial, self)
-
-    def title(self) -> str:
-        """Returns the name of the script's file. For one of ours the folder stands before it."""
-        file = file_of(self.config)
-        return str(Path(file).relative_to(ROOT)) if is_ours(file) else Path(file).name
-
-    def own_files(self, config: Config) -> set[str]:
-        """Returns the files of a user's own script, base and model. This project's do not count."""
-        net = NETS.get(config.model, self.config)
-        files = {*map(file_of, (self.federate, self.config, BASES[config.base], net))}
-        return {file for file in files if file.endswith(".py") and not is_ours(file)}
-
-    def setting(self, config: Config, flags) -> str:
-        """'alpha=0.05 base=fedprox': the swept ones of these options that are not compared."""
-        names = [name for name in self.swept if name in flags and name not in self.compare]
-        return " ".join(f"{name}={getattr(config, name)}" for name in names) or NO_SETTING
-
-    def plan(self, configs: list[Config]) -> tuple[dict[str, list[Run]], list[Run]]:
-        """Returns each setting's runs, and all runs: those that wait for another one come last."""
-        for name in self.compare:
-            if name not in self.config.__dataclass_fields__:
-                raise UsageError(f"compare: {name} is no option; wanted names such as ('method',)")
-        runs = {}
-        settings = {}
-        for config, trial in itertools.product(configs, range(configs[0].trials)):
-            run = self.run(config, trial)
-            run = runs.setdefault(run.file, run)
-            shown = settings.setdefault(self.setting(config, self.swept), {})
-            if shown.setdefault((run.method, trial), run) is not run:
-                raise UsageError(f"two methods of different options are both called {run.method}")
-        for run in runs.values():
-            if run.needed not in runs:
-                other = run.other(**self.after(run.config))
-                raise UsageError(f"{run} needs {other}: add its method to the sweep")
-        settings = {setting: list(shown.values()) for setting, shown in settings.items()}
-        return settings, sorted(runs.values(), key=lambda run: run.waits)
+def plan(command: Command, configs: list[Config]) -> tuple[dict[str, list[Run]], list[Run]]:
+    """Returns each setting's runs, and all runs: those that wait for another one come last."""
+    for name in command.script.compare:
+        if name not in command.script.config.__dataclass_fields__:
+            raise UsageError(f"compare: {name} is no option; wanted names such as ('method',)")
+    runs = {}
+    settings = {}
+    for config, trial in itertools.product(configs, range(configs[0].trials)):
+        run = Run(config, trial, command)
+        run = runs.setdefault(run.file, run)
+        shown = settings.setdefault(command.setting(config, command.swept), {})
+        if shown.setdefault((run.method, trial), run) is not run:
+            raise UsageError(f"two methods of different options are both called {run.method}")
+    for run in runs.values():
+        if run.needed.file not in runs:
+            raise UsageError(f"{run} needs {run.needed}: add its method to the sweep")
+    settings = {setting: list(shown.values()) for setting, shown in settings.items()}
+    return settings, sorted(runs.values(), key=lambda run: run.waits)

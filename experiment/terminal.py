@@ -8,7 +8,7 @@ import sys
 
 from tqdm import tqdm
 
-from .processes import rank
+from .ranks import rank
 
 
 class Stream:

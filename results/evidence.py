@@ -10,6 +10,7 @@ paired. This module also holds the words of the labels and comparisons, for tabl
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ UNDECIDED = "undecided"
 UNTESTED = "not tested at the paper's setting"
 LABELS = (CONFIRMED, REFUTED, UNDECIDED, UNTESTED)  # of a claim
 DIRECTIONS = ("for", "against", UNDECIDED)  # of a comparison, for its claim
-EFFECTS = ("agrees", "excludes it", "too wide")  # of an interval, with the published effect
+EFFECTS = ("agrees", "excludes it", "too wide")  # of our difference, with the published effect
 MARGIN = 2.0  # points of accuracy that count as no difference
 
 
@@ -166,19 +167,36 @@ class Interval:
         """'+4.1 [-0.3, 5.6]'"""
         return f"{self.mean:+.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
-    def effect(self, published: float) -> str:
-        """Returns one of EFFECTS: whether the interval contains the published effect, and 0."""
-        has_published = self.low <= published <= self.high
-        has_zero = self.low <= 0 <= self.high
-        if not has_published:
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return (self.high - self.mean) / stats.t(self.n - 1).ppf(0.975)
+
+    def p_equal(self, published: float, errors: Sequence[float] = (), n: int = 3) -> float:
+        """Returns p of Welch's t-test that the published effect is ours.
+
+        errors  the standard error of each published mean over n trials. Without them the effect is
+                an exact number
+        """
+        variances = np.array([self.error, *errors]) ** 2
+        total = variances.sum()
+        freedom = np.array([self.n - 1] + [n - 1] * len(errors))
+        df = total**2 / (variances**2 / freedom).sum()  # Welch and Satterthwaite
+        return float(2 * stats.t(df).sf(abs(self.mean - published) / np.sqrt(total)))
+
+    def effect(self, p_equal: float) -> str:
+        """Returns one of EFFECTS, from the p of `p_equal`."""
+        if p_equal < 0.05:
             return "excludes it"
-        return "too wide" if has_zero else "agrees"
+        return "too wide" if self.low <= 0 <= self.high else "agrees"
+
+    def p_below(self, margin: float) -> float:
+        """Returns p of a one-sided t-test: small if the mean is below the margin."""
+        return float(stats.t(self.n - 1).sf((margin - self.mean) / self.error))
 
     def p_within(self, margin: float) -> float:
         """Returns p of two one-sided t-tests: small if the mean is between -margin and margin."""
-        t = stats.t(self.n - 1)
-        error = (self.high - self.mean) / t.ppf(0.975)
-        return float(t.sf((margin - abs(self.mean)) / error))
+        return float(stats.t(self.n - 1).sf((margin - abs(self.mean)) / self.error))
 
 
 def interval(d: pd.Series | np.ndarray) -> Interval:

@@ -3,7 +3,7 @@
 Plots the figure of every script's page from the evidence. Comparisons are means over trials with
 95 % intervals, in points of accuracy, next to the published numbers. If there are many, a claim
 that is not at the paper's setting has only one: the one in the page's table. Colours say what a row
-is for its claim, after Holm's correction. It also plots clock.png, the answers of clock.md.
+is for its claim. It also plots clock.png, the answers of clock.md.
 """
 
 import argparse
@@ -22,6 +22,7 @@ PAPER = "the paper's number"
 COLORS = {"for": "C0", "against": "C1", UNDECIDED: "0.5"}
 PANELS = {
     "paper": "The paper's claims, its setting",
+    "other": "The paper's claims, other clients than the paper's",
     "reduced": "The paper's claims, a smaller setting",
     "own": "Our questions",
 }
@@ -65,7 +66,7 @@ def panels_of(about, is_short=False) -> dict[str, list]:
     for scale, title in PANELS.items():
         claims = about.index[about.scale == scale]
         choose = tables.family
-        if is_short and scale != "paper":
+        if is_short and scale not in ("paper", "other"):
             choose = tables.telling
             title += " (one row each)"
         rows = rows_of(claims, choose)

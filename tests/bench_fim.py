@@ -159,7 +159,7 @@ def follow(config: fgn.Config, data: Data, trial: int) -> pd.DataFrame:
             p = fl.proportions(drawn)
             row[f"fgn per_sample {which}"] = eta * p @ single
             row[f"fim {which}"] = p @ traces
-        batches = fgn.draw_batches(config, fl, t, clients)
+        batches = fl.batches(t, clients, config.epochs)
         update = fl.train(state, t, clients, batches, lr=eta, grad_norms=True)
         row["fgn batch same"] = eta * fl.proportions(clients) @ update.grad_sq
         state["theta"] = fl.aggregate(state, update)

@@ -75,7 +75,7 @@ class Work:
         self.data = make_data(rng, n, name == "lstm", channels, side, device)
         width = 128 if name == "alexnet" else 0
         self.model = build_model(name, self.data, device, dtype, width, norm)
-        ordinary.without_dropout(self.model.skeleton)
+        ordinary.without_dropout(self.model.layers)
         self.theta = self.model.init(0)
         self.batch_size = batch_size
         self.device = device

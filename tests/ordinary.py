@@ -296,7 +296,11 @@ def prepare(name: str, norm="batch") -> tuple[Data, Model, Callable[[], nn.Modul
     pair = ZOO[name]
     data = pair.data()
     model = build_model(name, data, dtype=torch.float64, width=pair.width, norm=norm)
-    without_dropout(model.skeleton)
+    if model.is_plain:
+        build = model.build
+        model.build = lambda: without_dropout(build())
+    else:
+        without_dropout(model.layers)
 
     def make_net():
         net = pair.net()
@@ -331,13 +335,19 @@ def without_dropout(net: nn.Module) -> nn.Module:
 
 def statistics(net: nn.Module) -> list[Tensor]:
     """Means and variances of batch norms, and whatever else a net averages."""
-    return [buffer for buffer in net.buffers() if buffer.is_floating_point()]
+    buffers = [buffer for buffer in net.buffers() if buffer.is_floating_point()]
+    return [buffer for buffer in buffers if buffer.isfinite().all()]
+
+
+def parameters(net: nn.Module) -> list[Tensor]:
+    """Those that are learnt, then those that are frozen."""
+    return sorted(net.parameters(), key=lambda weights: not weights.requires_grad)
 
 
 def fill(net: nn.Module, theta: Tensor) -> nn.Module:
     """The ordinary net with the weights theta (P,): parameters in order, then statistics."""
     net = net.to(theta.dtype)
-    tensors = [*net.parameters(), *statistics(net)]
+    tensors = [*parameters(net), *statistics(net)]
     sizes = [tensor.numel() for tensor in tensors]
     for tensor, values in zip(tensors, theta.split(sizes), strict=True):
         tensor.data.copy_(values.view_as(tensor))
@@ -346,7 +356,7 @@ def fill(net: nn.Module, theta: Tensor) -> nn.Module:
 
 def flatten(net: nn.Module) -> Tensor:
     """The weights (P,) of an ordinary net; `fill` is its inverse."""
-    tensors = [*net.parameters(), *statistics(net)]
+    tensors = [*parameters(net), *statistics(net)]
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 

@@ -19,8 +19,10 @@ from ordinary import interrupted_at, load_plain
 import client_curriculum as script
 import common
 import experiment
+import fedavg_curriculum
 from client_curriculum import ORDERS, Config
-from data import UsageError, load_data, partition
+from data import load_data, partition
+from errors import UsageError
 from nets import build_model
 from results.client_curriculum import rivals
 from results.client_curriculum.rivals import RIVALS
@@ -75,8 +77,8 @@ def small(file, **flags) -> Config:
 def make_run(config, folder) -> experiment.Run:
     federate = script_of(config.client_order).federate
     orders = ("client_order", "data_order")
-    program = experiment.Script(federate, orders, name=script.name, folder=folder)
-    return program.run(config, 0)
+    program = experiment.Script(federate, orders, name=script.name)
+    return experiment.Run(config, 0, experiment.Command(program, folder=folder))
 
 
 def trained(config, folder) -> tuple[list[dict], dict]:
@@ -552,11 +554,37 @@ def test_an_expert_of_finite_weights_and_infinite_loss_ranks_nobody(file, tmp_pa
         dealt(small(file), tmp_path)
 
 
+@pytest.mark.parametrize("module", [script, fedavg_curriculum])
+def test_the_authors_expert_by_torch(file, tmp_path, module):
+    """By torch.optim.SGD with two groups of parameters, and CrossEntropyLoss(label_smoothing)."""
+    flags = {"expert_recipe": "authors", "expert_epochs": 3, "dtype": "float64"}
+    config = small(file, **flags, weight_decay=0.0, momentum=0.9)
+    fl = make_run(config, tmp_path).fl
+    literal = Literal(file, vars(config) | {"batch_size": 64})
+    start = literal.model.init(literal.streams.seed("central init"))
+    body = start[:-425].clone().requires_grad_()  # the last layer has 84 x 5 weights, 5 biases
+    head = start[-425:].clone().requires_grad_()
+    groups = [{"params": [body], "lr": 0.01}, {"params": [head], "lr": 0.1}]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: (1 + i / 1000) ** -0.75)
+    loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    for batch in literal.central():
+        optimizer.zero_grad()
+        logits = literal.logits(torch.cat([body, head]), literal.x[batch])
+        loss(logits, literal.y[batch]).backward()
+        optimizer.step()
+        falling.step()
+    theta = module.train_expert(config, fl)
+    assert torch.allclose(theta, torch.cat([body, head]).detach(), rtol=1e-9, atol=1e-12)
+    assert (theta - start).abs().max() > 0.01
+
+
 @pytest.mark.parametrize(
     "sweep, experts",
     [
         ({"f_ord": (0.0, 1.0), "score": ("G", "E"), "alpha": (0.5, 2.0)}, 1),
         ({"expert_epochs": (1, 2), "lr": (0.01, 0.02)}, 4),
+        ({"expert_recipe": ("clients", "authors")}, 2),
         ({"base": ("fedavg", "moon")}, 2),
     ],
 )
@@ -564,9 +592,9 @@ def test_one_expert_serves_all_settings_of_a_trial(file, tmp_path, monkeypatch, 
     made = []
     honest = common.Federation.train_centrally
 
-    def train_centrally(fl, epochs):
+    def train_centrally(fl, epochs, **changes):
         made.append(epochs)
-        return honest(fl, epochs)
+        return honest(fl, epochs, **changes)
 
     monkeypatch.setattr(common.Federation, "train_centrally", train_centrally)
     for values in itertools.product(*sweep.values()):

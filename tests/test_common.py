@@ -16,7 +16,8 @@ import bases
 import common
 import experiment
 import training
-from data import UsageError, epochs_of_batches
+from data import epochs_of_batches
+from errors import UsageError
 from nets import build_model
 
 DOUBLE = torch.float64

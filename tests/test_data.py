@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision import datasets
 
 import data
-from data import UsageError
+from errors import UsageError
 
 DOUBLE = torch.float64
 
@@ -121,7 +121,7 @@ def test_black_images_have_finite_values(tmp_path):
         ({"x_train": np.zeros((20, 3, 17, 20))}, "channels first"),
         ({"x_train": np.zeros((20, 3, 16, 20))}, "wanted one kind"),
         ({"x_train": SAMPLES[:20].transpose(0, 3, 1, 2) / 255}, "channels first"),
-        ({"x_train": np.full((20, 6), 80)}, "text"),
+        ({"x_train": np.full((20, 6), -1)}, "text"),
         ({"x_train": SAMPLES[:20] // 128}, "one scale"),
         ({"y_train": np.array(3)}, "wanted 20 integers"),
         ({"y_train": LABELS[:20, None]}, "wanted 20 integers"),
@@ -306,7 +306,7 @@ def test_npz_that_is_none(name, said, tmp_path):
 
 @pytest.mark.parametrize(
     "part, low, high",
-    [("x_train", -1, 79), ("y_train", 0, 80), ("x_test", 0, 80), ("y_test", -1, 3)],
+    [("x_train", -1, 79), ("y_train", 0, 80), ("x_test", -3, 80), ("y_test", -1, 3)],
 )
 def test_a_text_of_other_characters_is_refused(part, low, high):
     arrays = {"x_train": np.full((6, 4), 79), "y_train": np.full(6, 79)}
@@ -702,10 +702,11 @@ def test_random_partitions(seed):
         n = int(rng.integers(1, 300))
         clients = int(rng.integers(1, min(n, 40) + 1))
         labels = rng.integers(0, rng.integers(1, 12), n)
+        most = min(4, labels.max() + 1)
         low = int(rng.integers(0, n // clients + 1))
         case = {"kind": kind, "labels": labels, "clients": clients}
         case |= {"alpha": 10 ** rng.uniform(-3, 3), "seed": int(rng.integers(1000))}
-        case |= {"classes_per_client": int(rng.integers(1, 5))}
+        case |= {"classes_per_client": int(rng.integers(1, most + 1))}
         shards = deal(**case, min_size=low)
         again = deal(**case, min_size=low)
         free = deal(**case, min_size=0)
@@ -779,6 +780,16 @@ def dirichlet_variance(m, alpha) -> float:
     return (1 / m) * (1 - 1 / m) / (m * alpha + 1)
 
 
+@pytest.mark.parametrize("kind", ["label-skew", "dirichlet-ext"])
+def test_a_client_holds_no_more_classes_than_there_are(kind):
+    labels = np.arange(40) % 4
+    shards = deal(kind, labels, 5, classes_per_client=4)
+    assert len(np.unique(labels[shards[0]])) <= 4
+    with pytest.raises(UsageError, match="^--classes-per-client: choose at most .* 4 classes$"):
+        deal(kind, labels, 5, classes_per_client=9)
+    deal("iid", labels, 5, classes_per_client=9)  # which does not use it
+
+
 def test_dirichlet_ext_shares_have_the_moments_of_the_distribution():
     """The holders are label-skew's of the same seed: 4 of them hold a class on average."""
     labels = np.repeat(np.arange(600), 200)
@@ -849,6 +860,59 @@ def test_the_smallest_shares_are_dealt():
     labels = np.repeat(np.arange(3), 10)
     shards = data.partition("dirichlet-client", labels, 3, 1e-3, Tiny(np.random.PCG64(0)))
     assert (count_labels(shards, labels).sum(0) == 10).all()
+
+
+class Scripted(np.random.Generator):
+    """Random numbers in which the clients' class fractions are these, one array a call."""
+
+    def script(self, *tables):
+        self.tables = list(tables)
+        return self
+
+    def dirichlet(self, alpha, size):
+        self.alpha = alpha
+        return np.array(self.tables.pop(0), dtype=float)
+
+
+def test_dirichlet_even_divides_a_class_in_proportion_to_what_clients_want_of_it():
+    """A class without samples counts nowhere, and the poor or unwanted are drawn again."""
+    labels = np.repeat((0, 2, 3), (300, 100, 40))
+    poor = [[0.99, 0.0, 0.01], [0.01, 0.99, 0.0], [0.0, 0.01, 0.99], [0.0, 0.01, 0.0]]
+    unwanted = [[0.5, 0.5, 0.0]] * 4
+    fair = [[0.6, 0.1, 0.3], [0.1, 0.9, 0.0], [0.5, 0.25, 0.25], [0.05, 0.9, 0.05]]
+    rng = Scripted(np.random.PCG64(0)).script(poor, unwanted, fair)
+    shards = data.partition("dirichlet-even", labels, 4, 0.4, rng)
+    assert not rng.tables
+    assert rng.alpha == pytest.approx(0.4 * 3 * np.array([300, 100, 40]) / 440)
+    assert np.array_equal(np.sort(np.concatenate(shards)), np.arange(440))
+    counts = count_labels(shards, labels)[:, [0, 2, 3]]
+    for m in range(4):
+        for c, n in enumerate((300, 100, 40)):
+            wanted = n * fair[m][c] / sum(fair[i][c] for i in range(4))
+            assert abs(counts[m, c] - wanted) <= 1
+
+
+@pytest.mark.parametrize(
+    ("alpha", "wanted"),
+    [
+        (0.05, (369, 484, 678, 360, 790)),
+        (0.2, (429, 498, 584, 408, 631)),
+        (0.9, (476, 500, 525, 464, 537)),
+    ],
+)
+def test_dirichlet_even_has_the_sizes_of_the_authors_code(alpha, wanted):
+    """5 %, median, 95 %, least and largest of 100 clients: means over seeds."""
+    labels = np.arange(50_000) % 10
+    found = []
+    for seed in range(40):
+        sizes = count_sizes(deal("dirichlet-even", labels, 100, alpha, seed))
+        found.append([*np.percentile(sizes, (5, 50, 95)), sizes.min(), sizes.max()])
+    assert np.mean(found, axis=0) == pytest.approx(wanted, rel=0.05)
+
+
+def test_dirichlet_even_gives_up_in_one_line():
+    with pytest.raises(UsageError, match=r"^[^\n]*10 samples[^\n]*$"):
+        deal("dirichlet-even", np.arange(100) % 10, 20, 0.05)
 
 
 def test_natural_clients_are_whole():

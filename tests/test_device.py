@@ -353,7 +353,7 @@ def test_what_the_machine_lacks_is_no_fault_of_a_users_model(error):
     net = nn.Identity()
     net.forward = fails
     with pytest.raises(error):
-        nets.PlainNet("mine.py:Net", net, True).features(torch.zeros(1))
+        nets.PlainNet("mine.py:Net", net, 2, True).features(torch.zeros(1))
 
 
 def describe(command: str) -> tuple[str, bool]:

@@ -16,6 +16,7 @@ from PIL import Image
 from scipy.special import log_softmax, softmax
 
 import experiment
+import fedcl_fgn
 from common import Federation, Streams
 from data import epochs_of_batches, load_data
 from examples import own_everything, pytorch_loop
@@ -96,6 +97,16 @@ def test_a_folder_by_client(folder):
     command += ["--rounds", "1", "--trials", "1", "--jobs", "1", "--method", "base"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_picture_is_predicted_by_a_trained_model(folder):
+    """The classes differ in brightness."""
+    np.savez("photos.npz", x_train=IMAGES[20:], y_train=Y[20:], x_test=IMAGES[:20], y_test=Y[:20])
+    words = "--dataset=photos.npz --clients=4 --clients-per-round=4 --alpha=100 --trials=1 --jobs=1"
+    fedcl_fgn.main([*words.split(), "--rounds=8", "--lr=0.02"])
+    for label in range(4):
+        Image.fromarray(IMAGES[label]).save("new.png")
+        assert recipe(6)["label"] == label == Y[label]
 
 
 def test_a_list_of_dicts_and_a_fixed_partition():
@@ -337,7 +348,7 @@ def test_every_round_is_tracked_in_tensorboard(jobs):
 
 
 def test_the_page_and_the_programs_are_short():
-    assert len(README.split()) <= 900
+    assert len(README.split()) <= 1000
     for path in (ROOT / "examples").glob("*.py"):
         assert len(path.read_text().splitlines()) <= 130, path.name
         assert f"[{path.name}]" in README

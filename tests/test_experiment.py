@@ -36,8 +36,7 @@ import data
 import experiment
 import fedcl_fgn
 import nets
-from common import NonFiniteError
-from data import UsageError
+from errors import NonFiniteError, UsageError
 from experiment import flag, report
 
 ROOT = Path(experiment.__file__).parent.parent
@@ -284,6 +283,9 @@ def test_a_config_of_a_program_is_checked_as_the_command_line_is():
     for name, value in (wrong | {"mu": 1e39, "warm": 1, "alpha": [0.1]}).items():
         with pytest.raises(UsageError, match=f"--{name} .*: choose "):
             Config(**{name: value}).check()
+    for wrong in ({"alpha": "0.1"}, {"rounds": "5"}, {"warm": "True"}):
+        with pytest.raises(UsageError, match=", not text$"):
+            Config(**wrong).check()
     Config(lr=np.float32(0.5), rounds=np.int64(5), alpha=1).check()
 
 
@@ -476,11 +478,12 @@ FGN = (200, 128, 16, 2, 16, 0.01, 0.9, 1e-5)
 GMM = (200, 20, 10, 1, 32, 0.01, 0, 0)
 FACES = (100, 25, 10, 1, 32, 0.01, 0, 0)
 FEDAC = (100, 10, 10, 10, 64, 0.01, 0.9, 1e-5)
+EVEN = {"partition": {"dirichlet-even"}}
 BETAS = {0.05, 0.2, 0.9}
 CONSTANTS = [  # as the papers, or else their code, state them: SHARED, then the preset's own
-    ("fedavg_curriculum", "table1", CURRICULA, {"alpha": BETAS, "lr_alpha": {0.001}}),
+    ("fedavg_curriculum", "table1", CURRICULA, EVEN | {"alpha": BETAS, "lr_alpha": {0.001}}),
     ("fedavg_curriculum", "fig11", RESNET9, {"alpha": BETAS, "lr_power": {0}}),
-    ("client_curriculum", "fig5", CURRICULA, {"alpha": {0.05, 0.2}, "lr_alpha": {0.001}}),
+    ("client_curriculum", "fig5", CURRICULA, EVEN | {"alpha": {0.05, 0.2}}),
     ("fedcl_fgn", "fig2", FGN, {"alpha": {0.1, 0.2, 0.3}, "mu": {0.01}, "delta": {0.01}}),
     ("fedcl_fgn", "fig6-vgg", FGN, {"alpha": {0.1, 0.2, 0.3}, "mu": {0.001}}),
     ("fedcl_fgn", "fig10", FGN, {"delta": {0, 0.01, 0.03, 0.05, 0.2, 0.35, 0.5}}),
@@ -509,8 +512,8 @@ def test_presets_have_the_constants_of_the_papers(name, preset, shared, own):
 
 def a_run(folder, arm="a", trial=0, federate=federate, **flags) -> experiment.Run:
     config = Config(method=arm, device="cpu", dataset="tiny.npz", **flags)
-    script = experiment.Script(federate, ("method",), after=replayed, folder=Path(folder))
-    return script.run(config, trial)
+    script = experiment.Script(federate, ("method",), after=replayed)
+    return experiment.Run(config, trial, experiment.Command(script, folder=Path(folder)))
 
 
 def trained(run, progress=lambda *_: None) -> experiment.Run:
@@ -788,7 +791,36 @@ def flip(path: Path) -> None:
     path.write_bytes(whole)
 
 
+def grow(path: Path) -> None:
+    """Text that gets another size after its array was made: NumPy would read beyond the array."""
+
+    class Grown:
+        def __reduce__(self):
+            return np.dtype, (kind,), (3, "|", None, None, None, 1000, 1, 0)
+
+    kind = np.dtype("S1")
+    text = np.ndarray((4,), kind, b"text")
+    tamper(path, lambda saved: saved["content"]["state"].update(text=[text, Grown()]))
+
+
+def hold(content):
+    """Replaces the content of a checkpoint, whose fingerprint and checksum stay right."""
+    return lambda path: tamper(path, lambda saved: saved.update(content=content))
+
+
+def change(**content):
+    return lambda path: tamper(path, lambda saved: saved["content"].update(content))
+
+
 BAD = {
+    "text of another size": grow,
+    "a number": hold(5),
+    "no state": hold({"rows": [], "finished": 0, "diverged": "", "last_test": []}),
+    "rows that are none": change(rows=[4, 4, 4, 4]),
+    "rows without costs": change(rows=[{"round": 1}, {"round": 2}, {"round": 3}, {"round": 4}]),
+    "rows of other rounds": change(rows=[{"round": 3, "diverged": 1}]),
+    "a state that is none": change(state=[]),
+    "an end that is no number": change(finished="4"),
     "nothing": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_bytes(b"hello"),
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
@@ -834,6 +866,47 @@ def test_a_checkpoint_that_does_not_fit_into_memory_is_not_called_damaged(work, 
         run.load()
 
 
+def test_a_checkpoint_takes_the_place_of_no_other_attribute(work):
+    """A run takes its rows and its state from a file, and nothing else."""
+    run = trained(a_run("r"))
+    change(trial=7, script=None)(run.path)
+    again = trained(a_run("r", resume=True))
+    assert again.trial == 0 and again.script.federate is federate and again.rows == run.rows
+
+
+def test_two_containers_of_one_process_number_write_one_file(work, monkeypatch):
+    """One of them begins to write while the other has not yet ended."""
+    run = a_run("r")
+    fsync, inner = os.fsync, [1]
+
+    def slow(file):
+        if inner:
+            inner.pop()
+            run.cached("expert", lambda: torch.ones(3))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    assert run.cached("expert", lambda: torch.ones(3)).tolist() == [1, 1, 1]
+    assert len([*run.path.parent.iterdir()]) == 1
+
+
+def test_text_of_numpy_is_no_state(work):
+    """Its types are not safe to read. A list keeps text, too."""
+
+    def keeping(names):
+        def federate(config, fl, run):
+            state = {"base": {}, "history": [0.5], "names": names}
+            for t in run.rounds(state):
+                run.record(t, state, an_update())
+
+        return federate
+
+    for names in (np.array(["one", "two"]), np.array([b"one"]), np.str_("one")):
+        with pytest.raises(UsageError, match="cannot be saved for --resume: .*text in lists"):
+            trained(a_run("r", federate=keeping(names)))
+    assert trained(a_run("r", federate=keeping(["one"]))).load()["state"]["names"] == ["one"]
+
+
 def test_a_checkpoint_that_would_run_code_is_refused(work):
     class Evil:
         def __reduce__(self):
@@ -852,8 +925,8 @@ def test_names_of_runs_become_files_without_clashes():
     flags = [{}, {"alpha": 0.5}, {"dataset": "/e"}, {"dataset": "-e"}, {"dataset": "e" * 300}]
 
     def file(method="a", **options) -> str:
-        script = experiment.Script(federate, ("method",))
-        return experiment.Run(Config(**options), method, "", 0, script).file
+        script = experiment.Script(federate, ("method",), name=lambda config: method)
+        return experiment.Run(Config(**options), 0, experiment.Command(script)).file
 
     names = set()
     for method in ("a", "b/c", "b-c", "x" * 300):
@@ -1025,6 +1098,25 @@ def test_a_folder_with_files_of_the_users_is_refused(name, more, work, capsys):
     before = files(work)
     assert "--out r: " in refused(capsys, "--out=r", "--dataset=gone.npz", *more)
     assert files(work) == before
+
+
+def test_a_folder_whose_name_is_no_text_is_refused_at_the_beginning(work, capsys):
+    """Bytes that are not UTF-8, or a letter that the locale does not know."""
+    line = refused(capsys, "--out=r\udcff", "--dataset=gone.npz")
+    assert line.startswith("error: --out 'r\\udcff': ") and not os.path.lexists("r\udcff")
+
+
+def test_the_checksums_of_our_code_are_written_as_other_files_are(work, capsys):
+    """In place of a link, and not through it. What nobody can read is begun again."""
+    Path("mine").write_text("mine")
+    Path("r").mkdir()
+    Path("r/.code.json").symlink_to(work / "mine")
+    start("--out=r", "--trials=1")
+    assert Path("mine").read_text() == "mine" and not Path("r/.code.json").is_symlink()
+    for text in ("[" * 10**6, '{"common.py": ["x"]}', '{"common.py": 1e400}'):
+        Path("r/.code.json").write_text(text)
+        start("--out=r", "--trials=1", "--resume")
+        assert "common.py" in json.loads(Path("r/.code.json").read_text())
 
 
 def test_only_a_folder_with_this_scripts_runs_is_resumed(work, capsys):
@@ -1284,7 +1376,8 @@ def test_an_edit_of_our_scripts_leaves_their_runs_resumable(name, work, monkeypa
     module.main([])
     config = module.Config(dataset="tiny.npz", device="cpu")
     wanted = {"torch", "numpy", "state", "device", "ranks", "data"}
-    assert scripts[0].run(config, 0).environment.keys() == wanted
+    run = experiment.Run(config, 0, experiment.Command(scripts[0]))
+    assert run.environment.keys() == wanted
 
 
 def test_a_rewritten_file_is_read_again_in_the_same_process(work):
@@ -1307,6 +1400,11 @@ def test_too_little_memory_is_one_line_that_names_what_helps(work, capsys):
     line = refused(capsys, "--out=r", status=5, federate=large)
     assert "out of memory" in line and "--chunk 1" in line and "--batch-size" in line
     refused(capsys, "--out=s", status=5, federate=lambda *_: bytearray(10**18))
+
+    def primitive(config, fl, run):  # what oneDNN says
+        raise RuntimeError("could not create a primitive")
+
+    assert "out of memory" in refused(capsys, "--out=t", status=5, federate=primitive)
 
 
 @pytest.mark.parametrize("error", ["torch.OutOfMemoryError", "torch.AcceleratorError"])
@@ -1689,6 +1787,12 @@ def test_a_disk_that_is_really_full(work):
     lines = [line for line in errors.splitlines() if "error" in line]
     assert running.returncode == 5 and len(lines) == 1, errors
     assert "is the disk full?" in lines[0]
+    limit = 100
+    before = Path("r/.code.json").read_text()
+    running = process(work, "--out=r", "--size=1000000", "--resume", preexec_fn=small)
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 5 and errors.count("error: ") == 1, errors
+    assert Path("r/.code.json").read_text() == before
 
 
 def test_importing_changes_nothing_and_reads_no_drawing_library(work, monkeypatch):

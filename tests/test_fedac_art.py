@@ -13,7 +13,8 @@ from sklearn.manifold import TSNE
 
 import common
 import fedac_art
-from data import Data, UsageError, from_arrays, load_data
+from data import Data, from_arrays, load_data
+from errors import UsageError
 from experiment import report
 from fedac_art import fuzzy_art, small_clusters
 from nets import build_model

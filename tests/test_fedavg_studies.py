@@ -33,7 +33,7 @@ import fedavg_curriculum as script
 import training
 from data import load_data
 from experiment import report
-from results.fedavg_curriculum import explain, exposure, rivals, schedule
+from results.fedavg_curriculum import authors, explain, exposure, rivals, schedule
 
 ROOT = Path(script.__file__).parent
 FAMILIES = ("linear", "quadratic", "root", "step", "exponential")
@@ -279,6 +279,29 @@ def test_every_order_reads_what_says_who_is_easy():
     assert "pacing_a" not in read
 
 
+# ----------------------------------------------------------------------------------------- authors
+
+
+def test_the_authors_c_takes_the_whole_mean_of_the_clients_changes(data_file):
+    """Rounds of 3 of 5 clients: c is the sum of the mean changes of c_k, and w_0 is SCAFFOLD's."""
+    config = authors.Config(**SMALL | {"dataset": str(data_file), "clients": 5, "device": "cpu"})
+    fl = config.federation(load_data(str(data_file)), common.Streams(0))
+    state = fl.start()
+    wanted = 0
+    changes = [{m: 0 for m in range(5)}]
+    for t in range(3):
+        clients = fl.select(t, 3)
+        batches = [fl.shards[m][:2].reshape(2, 1) for m in clients]
+        update = fl.train(state, t, clients, batches)
+        theta = state["theta"] + (update.gather_thetas() - state["theta"]).mean(0)
+        state["theta"] = fl.aggregate(state, update)
+        assert torch.allclose(state["theta"], theta)
+        changes.append(changes[-1] | state["base"]["c_k"])
+        wanted = wanted + sum(changes[-1][int(m)] - changes[-2][int(m)] for m in clients) / 3
+        assert torch.allclose(state["base"]["c"], wanted, atol=1e-6)
+    assert wanted.abs().max() > 1e-3
+
+
 # ---------------------------------------------------------------------------------------- schedule
 
 
@@ -339,3 +362,11 @@ def test_the_picture_shows_the_schedule(tmp_path, capsys, figures):
     assert [line[0] for line in lines] == orders
     assert lines[0][-5:] == lines[1][-5:] == lines[2][-5:]
     assert float(lines[0][-5]) > 3 > 1 > float(lines[0][-1])
+
+
+@pytest.mark.parametrize("order", ["random", "vanilla", "fixed", "random-step"])
+def test_an_order_without_difficulty_shows_all_fifths_as_often(tmp_path, capsys, order):
+    """Ten epochs are ten visits; a client of 500 samples has little noise in a fifth."""
+    schedule.main(["--order", order, "--epochs", "10", "--out", str(tmp_path)])
+    visits = [float(word) for word in capsys.readouterr().out.split()[-5:]]
+    assert visits == pytest.approx([10] * 5, abs=2)

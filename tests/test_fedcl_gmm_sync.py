@@ -53,8 +53,8 @@ def run_of(config, folder) -> experiment.Run:
     federate = g.federate
     if isinstance(config, controls.Config):
         federate = controls.federate
-    script = experiment.Script(federate, ("method",), folder=folder)
-    return script.run(config, 0)
+    script = experiment.Script(federate, ("method",))
+    return experiment.Run(config, 0, experiment.Command(script, folder=folder))
 
 
 def train(config, folder) -> tuple[dict, list[dict]]:
@@ -454,7 +454,7 @@ def test_lambert_w_is_scipys():
 def test_the_average_keeps_buffers_that_neither_clients_nor_frozen_ones_changed():
     """Eq. 21 averages the others: here two of three buffers, changed by a frozen client or now."""
     kept = 0.9
-    model = SimpleNamespace(frozen=slice(1, 1), buffers=slice(1, 4))
+    model = SimpleNamespace(rest=slice(1, 4))
     fl = SimpleNamespace(model=model)
     model.keep_constant = functools.partial(Model.keep_constant, model)
     theta = torch.tensor([1.0, kept, 5.0, 7.0])
@@ -677,7 +677,7 @@ def test_results_count_rounds_and_updates_to_fedavgs_final_accuracy():
         ("--local-steps 1000000000000000000", "--local-steps"),
         ("--generator-hidden 1000000000000000000", "--generator-hidden"),
         ("--data-share 0.1 1", "only 144 samples, --min-size 32"),
-        (f"--model {Path(__file__)}:Flat", "fedcl's generator needs a model with features"),
+        (f"--model {Path(__file__)}:Flat", "fedcl's generator needs a model that is head"),
         (f"--method fedavg fedgen --model {Path(__file__)}:Flat", "fedgen's generator needs"),
     ],
 )

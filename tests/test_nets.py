@@ -1,5 +1,6 @@
 """nets.py against ordinary torch nets with the same weights, and closed forms."""
 
+import random
 import re
 
 import numpy as np
@@ -12,9 +13,10 @@ from torch import nn
 
 import common
 import nets
-from data import UsageError, epochs_of_batches, from_arrays
+from data import epochs_of_batches, from_arrays
+from errors import UsageError
 from nets import arrange, build_model
-from training import Local, squared_gradients, train, train_one_client
+from training import Local, squared_gradients, train, train_alone
 
 DOUBLE = torch.float64
 NETS = [(name, "batch") for name in ZOO] + [("fedgen-cnn", "group"), ("resnet9", "group")]
@@ -58,10 +60,10 @@ def test_gradients_and_batch_statistics_equal_the_ordinary_ones(name, norm, K):
     """In training: every client's gradient, and the statistics that its batch leaves."""
     data, model, make_net = ordinary.prepare(name, norm)
     before = perturb(model.init(3), K)
-    layers = model.by_layer(before)
+    layers = [before] if model.is_plain else model.by_layer(before)
     samples = np.arange(2 * K).reshape(K, 2)
     y = data.y_train[samples]
-    net = model.bind(layers, training=True, grad=True)
+    net = model.bind(before if model.is_plain else layers, training=True, grad=True)
     logits = run(net, data.images("train", DOUBLE)[samples])
     loss = sum(F.cross_entropy(logits[k], y[k]) for k in range(K))
     leaves = torch.autograd.grad(loss, net.leaves)
@@ -113,7 +115,7 @@ def test_dropout_lies_where_the_ordinary_nets_does(name):
 def test_parameter_counts_of_the_papers(name, side, channels, classes, width, count):
     data = random_images(side, channels, classes, n=1) if side else random_text()
     model = build_model(name, data, width=width)
-    norms = [m for m in model.skeleton.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms = [m for m in model.build().modules() if isinstance(m, nn.BatchNorm2d)]
     assert model.trainable == count
     assert model.size == count + sum(2 * norm.num_features for norm in norms)
 
@@ -182,7 +184,7 @@ def test_how_many_clients_are_stacked():
         if is_small or name == "lstm":
             assert together == (64 if is_small else 1)
         else:
-            size = sum(layer.numel() for layer in model.skeleton.parameters())
+            size = sum(layer.numel() for layer in model.build().parameters())
             assert together == max(1, 64_000_000 // size)
 
 
@@ -391,7 +393,7 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self, *sizes):
         super().__init__()
-        assert sizes == (0, 0, 80)
+        assert sizes == (80, 0, 80)
         self.table = nn.Embedding(80, 80)
     def forward(self, x):
         return self.table(x).mean(1)
@@ -422,8 +424,8 @@ def test_what_an_own_net_draws_and_does_not_learn_is_the_same_in_every_process(t
     for seed in (1, 2):
         torch.manual_seed(seed)
         model = build_model(name, random_images())
-        [order] = model.constants.values()
-        orders.append(order.tolist())
+        net = model.bind(model.init(seed)[None]).net
+        orders.append(net.order.tolist())
     assert orders[0] == orders[1]
     assert orders[0] != sorted(orders[0])
     assert torch.equal(model.init(1), model.init(1))
@@ -435,7 +437,7 @@ def test_an_own_net_with_a_permutation_equals_itself(tmp_path):
     model = build_model(write_net(tmp_path, PERMUTED), data, dtype=DOUBLE)
     theta = model.init(4)
     twin = fill(class_of(PERMUTED)(1, 16, 4), theta)
-    [twin.order] = model.constants.values()
+    twin.order = model.bind(theta[None]).net.order
     logits = run(model.bind(theta[None]), data.images("train", DOUBLE)[:5][None])
     assert torch.allclose(logits[0], twin(normalise(data, data.x_train[:5])), atol=1e-12)
 
@@ -485,13 +487,6 @@ def test_group_norms_that_replace_nothing_are_refused(tmp_path):
         build_model("lenet5", random_images(), norm="group")
 
 
-def test_a_batch_norm_that_counts_its_batches_is_refused(tmp_path):
-    """Torch's cumulative average needs the number of batches, which no average of clients keeps."""
-    text = NORMED.replace("nn.BatchNorm2d(6)", "nn.BatchNorm2d(6, momentum=None)")
-    with pytest.raises(UsageError, match="^--model [^\n]*momentum None[^\n]*$"):
-        build_model(write_net(tmp_path, text), random_images())
-
-
 STRICT = """
     def forward(self, x):
         assert len(x) > 1 or not self.training, 'Expected more than 1 value'
@@ -524,6 +519,7 @@ def test_a_batch_of_one_that_a_net_cannot_learn_from_is_refused_before_training(
 def own_net(init="pass", before="pass", after="pass") -> str:
     return f"""
 import collections
+import random
 import numpy as np
 import torch
 from torch import nn
@@ -541,119 +537,123 @@ class Net(nn.Module):
 
 
 BUFFER = "self.register_buffer('ema', torch.zeros(1))"
-STATE = {
-    "assigned buffer": own_net(BUFFER, "self.ema = 0.9 * self.ema + x.mean()"),
-    "assigned twice": own_net(BUFFER, "self.ema = self.ema * 0.9; self.ema = self.ema + 0.1"),
-    "integer buffer": own_net(BUFFER.replace("1)", "1, dtype=int)"), "self.ema += 1"),
+COUNTER = BUFFER.replace("1)", "1, dtype=int)")
+MASK = "self.register_buffer('mask', torch.ones(1, dtype=torch.bool))"
+GROWN = "if self.training and self.out.weight.abs().max() > 0.06: "
+NARROW = "self.out.weight.data.clamp(-0.05, 0.05)"
+TABLE = "self.table = nn.Embedding(3, classes, {})"
+CODES = "y = y + self.table(x.flatten(1)[:, :4].sign().long() + 1).mean(1)"
+MORE = "self.more = nn.{}"
+OWN = {  # what a module may do
+    "assigned buffer": own_net(BUFFER, "if self.training: self.ema = self.ema + x.mean()"),
+    "in place": own_net(BUFFER, "if self.training: self.ema.mul_(0.9).add_(0.1)"),
+    "integer buffer": own_net(COUNTER, "self.ema += 1", "y = y / self.ema"),
+    "integer by .data": own_net(COUNTER, "self.ema.data += 1", "y = y / self.ema"),
+    "mask": own_net(MASK, f"{GROWN}self.mask = self.mask & False", "y = y * self.mask"),
+    "infinite mask": own_net(
+        BUFFER.replace("zeros(1)", "tensor([0, -torch.inf])"), "x = x + self.ema[0]"
+    ),
+    "no buffer": own_net("self.register_buffer('none', torch.zeros(0))"),
+    "zero variance": own_net(
+        "self.register_buffer('v', torch.zeros(1)); self.n = nn.BatchNorm2d(channels)",
+        "x = self.n(x) / (self.v + 1e-5).sqrt()",
+    ),
+    "batch norm of two names": own_net(
+        "self.n = nn.BatchNorm2d(channels); self.m = nn.Sequential(self.n)", "x = self.m(x)"
+    ),
+    "counted batches": own_net("self.n = nn.BatchNorm2d(1, momentum=None)", "x = self.n(x)"),
+    "no statistics": own_net(
+        "self.n = nn.BatchNorm2d(1, track_running_stats=False)", "x = self.n(x)"
+    ),
+    "shared buffer": own_net(
+        f"{BUFFER}; self.two = nn.Module(); self.two.register_buffer('again', self.ema)",
+        "if self.training: self.two.again.add_(0.1)",
+        "y = y * self.ema",
+    ),
     "hook": own_net(
         "self.act = []; self.register_forward_hook(lambda m, i, o: self.act.append(o))"
     ),
-    "last": own_net("self.register_forward_pre_hook(lambda m, i: setattr(m, 'last', i[0]))"),
-    "features": own_net(after="self.z = y"),
-    "counter": own_net("self.n = 0", "self.n += int(self.training)"),
+    "features kept": own_net(after="self.z = y"),
+    "counter": own_net("self.n = 0", "self.n += 1; x = x / self.n"),
     "generator": own_net("self.rng = np.random.default_rng(0)", "x = x * self.rng.random()"),
+    "global generators": own_net(before="x = x * np.random.rand() * random.random()"),
     "queue": own_net("self.q = collections.deque(maxlen=3)", "self.q.append(x.mean())"),
-    "array": own_net("self.a = np.zeros(2000)", "self.a[1000] += 1"),
-    "tensor": own_net("self.t = torch.zeros(2)", "self.t += 1"),
-    "integer buffer by .data": own_net(BUFFER.replace("1)", "1, dtype=int)"), "self.ema.data += 1"),
-    "weight by .data": own_net(after="self.out.weight.data = self.out.weight.data.clamp(-1, 1)"),
+    "tensor": own_net("self.t = torch.zeros(2)", "self.t += 1; x = x / self.t[0]"),
+    "weight by .data": own_net(after=f"self.out.weight.data = {NARROW}"),
+    "new weight": own_net(after=f"{GROWN}self.out.weight = nn.Parameter({NARROW})"),
+    "layer left out": own_net(
+        MORE.format("Linear(classes, classes)"),
+        after="y = y if self.training and x.mean() > 0 else self.more(y)",
+    ),
+    "spare layer": own_net(MORE.format("Linear(2, 2)")),
+    "spare in a test": own_net(
+        MORE.format("Parameter(torch.ones(1))"), after="y = y * self.more if self.training else y"
+    ),
+    "one memory": own_net(
+        "self.a, self.b = [nn.Parameter(t.detach()) for t in [torch.ones(4)] * 2]",
+        after="y = y * self.a + self.b",
+    ),
+    "frozen twice": own_net("self.a, self.b = [nn.Parameter(t, False) for t in torch.ones(2, 3)]"),
+    "lazy": own_net(MORE.format("LazyLinear(classes)"), after="y = y + self.more(x.flatten(1))"),
+    "old weight norm": own_net(
+        MORE.format("utils.weight_norm(nn.Linear(classes, classes))"), after="y = self.more(y)"
+    ),
+    "sparse": own_net(TABLE.format("sparse=True"), after=CODES),
+    "limited": own_net(TABLE.format("max_norm=0.5"), after=CODES),
+    "constant": own_net("self.scale = [torch.ones(1), {'a': 2}]", "x = x * self.scale[0]"),
+    "penalty of its own": own_net(after="y = y + sum(w.square().sum() for w in self.parameters())"),
 }
 
 
-@pytest.mark.parametrize("kind", STATE)
-def test_a_net_that_keeps_state_outside_its_weights_is_refused(kind, tmp_path):
-    """Nobody averages or saves it: so a resumed run would differ."""
-    with pytest.raises(UsageError, match="^--model [^\n]*training sets self.[^\n]*in place[^\n]*$"):
-        build_model(write_net(tmp_path, STATE[kind]), random_images())
+def train_plainly(text: str, theta: torch.Tensor, data, batches, seed, decay) -> torch.Tensor:
+    """What torch.optim.SGD makes of a new module with the weights theta (P,)."""
+    torch.manual_seed(0)
+    net = class_of(text)(1, 16, data.classes).double()
+    x = normalise(data, data.x_train)
+    if "Lazy" in text:
+        net(x[:2])
+    fill(net, theta).train()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5, weight_decay=decay)
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+    for batch in batches:
+        sgd.zero_grad()
+        F.cross_entropy(net(x[batch]), data.y_train[batch]).backward()
+        sgd.step()
+    return flatten(net)
 
 
-IN_A_TEST = {
-    "buffer": own_net(BUFFER, "self.ema.mul_(0.9).add_(0.1)"),
-    "integer": own_net(
-        BUFFER.replace("1)", "1, dtype=int)"),
-        "self.training or self.ema.add_(1)",
-        "y = y + self.ema",
-    ),
-    "weights": own_net(after="self.out.weight.data.clamp_(-0.01, 0.01)"),
-    "unset": own_net(
-        BUFFER.replace("zeros(1)", "full((1,), float('nan'))"),
-        "self.training or self.ema.copy_(torch.nan_to_num(self.ema, 3.0))",
-    ),
-    "embedding": """
-from torch import nn
-def Net(channels, side, classes):
-    embedding = nn.Embedding(80, 3, max_norm=0.5)
-    return nn.Sequential(embedding, nn.Flatten(), nn.Linear(36, classes))
-""",
-}
+@pytest.mark.parametrize("kind", OWN)
+def test_an_own_net_trains_as_torch_trains_it(kind, tmp_path):
+    """Two clients, each with a new module, whose parameters and float buffers are the weights."""
+    data = random_images()
+    model = build_model(write_net(tmp_path, OWN[kind]), data, dtype=DOUBLE)
+    theta = model.init(3)
+    batches = [np.arange(8).reshape(4, 2), np.arange(8, 14).reshape(3, 2)]
+    decay = 0.0 if kind == "sparse" else 0.01  # torch's SGD has none for sparse gradients
+    local = Local(0.1, momentum=0.5, weight_decay=decay, seeds=[5, 6], grad_norms=True)
+    update = train(model, theta, data, np.arange(2), batches, local)
+    assert np.isfinite(update.grad_sq).all()
+    for k, theta_k in enumerate(update.gather_thetas()):
+        expected = train_plainly(OWN[kind], theta, data, batches[k], 5 + k, decay)
+        assert torch.allclose(theta_k, expected, rtol=1e-12, atol=1e-12)
+        assert not torch.equal(theta_k, theta)
 
 
-@pytest.mark.parametrize("kind", IN_A_TEST)
-def test_a_net_that_a_test_changes_is_refused(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["in place", "integer buffer", "weight by .data", "limited"])
+def test_a_test_changes_no_net(kind, tmp_path):
     """Otherwise test data would train it, and more tests would give other results."""
-    data = random_text() if kind == "embedding" else random_images()
-    with pytest.raises(UsageError, match=r"^--model [^\n]*a test changes self\.[^\n]*$"):
-        build_model(write_net(tmp_path, IN_A_TEST[kind]), data)
-
-
-def test_no_test_changes_weights_that_have_grown(tmp_path):
-    """The first weights are within the limit, so the model is not refused."""
-    text = own_net(after="self.out.weight.data.clamp_(-0.5, 0.5)")
+    text = OWN[kind].replace("if self.training: ", "")
     data = random_images()
     model = build_model(write_net(tmp_path, text), data)
     theta = 100 * model.init(0)
     before = theta.clone()
-    common.predict(model, theta, data.images("test", torch.float32), np.arange(3))
     x = data.images("test", torch.float32)
+    logits = [common.predict(model, theta, x, np.arange(3)) for _ in range(2)]
+    assert torch.equal(*logits)
     common.predict_shards(model, theta.expand(2, -1), x, [[0], [1]])
     assert torch.equal(theta, before)
-
-
-@pytest.mark.parametrize(
-    "new", [".data = {}", " = nn.Parameter({})", " = nn.Parameter({}, False); y = y.detach()"]
-)
-def test_a_net_that_replaces_a_weight_once_it_has_grown_is_refused(new, tmp_path):
-    """Only the tensors that the model was given are averaged."""
-    rule = "self.out.weight" + new.format("self.out.weight.data.clamp(-0.5, 0.5)")
-    text = own_net(after=f"if self.out.weight.abs().max() > 0.5: {rule}")
-    data = random_images()
-    model = build_model(write_net(tmp_path, text), data)
-    theta = 100 * model.init(0)
-    batches = [np.arange(8).reshape(4, 2)]
-    with pytest.raises(UsageError, match="^training replaces self.out.weight; change it in place"):
-        train(model, theta, data, np.array([0]), batches, Local(0.1))
-
-
-@pytest.mark.parametrize("change", ["self.mask.fill_(0)", "self.mask = self.mask & False"])
-def test_a_net_that_changes_a_buffer_of_no_floats_late_is_refused(change, tmp_path):
-    """Otherwise a client would train with the mask of the one before it."""
-    mask = "self.register_buffer('mask', torch.ones(1, dtype=torch.bool))"
-    data = random_images()
-    text = own_net(mask, after=f"if self.training and self.out.weight.abs().max() > 0.5: {change}")
-    model = build_model(write_net(tmp_path, text), data)
-    batches = [np.arange(8).reshape(4, 2)]
-    train(model, model.init(0), data, np.array([0]), batches, Local(0.0))
-    with pytest.raises(
-        UsageError, match="^training sets self.mask, which is not averaged or saved"
-    ):
-        train(model, 100 * model.init(0), data, np.array([0]), batches, Local(0.1))
-
-
-def test_a_net_that_leaves_out_a_layer_late_is_refused(tmp_path):
-    """Its weights have no gradient then."""
-    more = "self.more = nn.Linear(classes, classes)"
-    text = own_net(more, after="y = self.more(y) if self.out.weight.abs().max() < 0.5 else y")
-    data = random_images()
-    model = build_model(write_net(tmp_path, text), data)
-    batches = [np.arange(8).reshape(4, 2)]
-    with pytest.raises(UsageError, match="^a step's loss leaves out weights"):
-        train(model, 100 * model.init(0), data, np.array([0]), batches, Local(0.1))
-
-
-def test_a_net_can_have_an_empty_buffer(tmp_path):
-    text = own_net("self.register_buffer('none', torch.zeros(0))")
-    model = build_model(write_net(tmp_path, text), random_images())
-    assert model.size == model.trainable
 
 
 def test_a_net_can_use_its_own_parameters_and_buffers_shared_by_layers(tmp_path):
@@ -685,41 +685,6 @@ def test_a_batch_norm_with_two_names_becomes_one_group_norm(tmp_path):
     assert model.trainable == 1 + 2 + 256 * 4 + 4  # scale and shift once
 
 
-STATELESS = {
-    "zero variance": own_net(
-        "self.register_buffer('v', torch.zeros(1)); self.n = nn.BatchNorm2d(channels)",
-        "x = self.n(x) / (self.v + 1e-5).sqrt()",
-    ),
-    "float mask": own_net(
-        "self.register_buffer('m', torch.eye(2)[0])", "x = x[:, :, :, :16 * int(self.m[0])]"
-    ),
-    "kept in a test": own_net(after="self.training or setattr(self, 'seen', y)"),
-    "in place": own_net(BUFFER, "if self.training: self.ema.mul_(0.9).add_(0.1)"),
-    "batch norm": own_net("self.norm = nn.BatchNorm2d(channels)", "x = self.norm(x)"),
-    "empty": own_net(
-        "self.a, self.b = [nn.Parameter(torch.ones(0)) for _ in 'ab']",
-        after="y = y + self.a.sum() + self.b.sum()",
-    ),
-    "frozen twice": own_net(
-        "self.a, self.b = [nn.Parameter(t, False) for t in [torch.ones(3)] * 2]"
-    ),
-    "mask": own_net(BUFFER.replace("zeros(1)", "tensor([0, -torch.inf])"), "x = x + self.ema[0]"),
-    "constant": own_net("self.scale = [torch.ones(1), {'a': 2}]", "x = x * self.scale[0]"),
-    "function": own_net("self.f = lambda x: x.tanh()", "x = self.f(x)"),
-}
-
-
-@pytest.mark.parametrize("kind", STATELESS)
-def test_a_net_whose_buffers_change_in_place_trains(kind, tmp_path):
-    data = random_images()
-    model = build_model(write_net(tmp_path, STATELESS[kind]), data, dtype=DOUBLE)
-    batches = [np.arange(8).reshape(4, 2)]
-    update = train(model, model.init(0), data, np.array([0]), batches, Local(0.1))
-    if kind == "in place":
-        assert update.gather_thetas()[0, -1].item() == pytest.approx(1 - 0.9**4)
-    assert update.gather_thetas().isfinite().all()
-
-
 EXTRA = "self.extra = nn.Linear(channels * side * side, classes)"
 TRAINED_ONLY = own_net(EXTRA, after="y = y + self.extra(x.flatten(1)) if self.training else y")
 
@@ -733,7 +698,7 @@ def test_a_head_that_only_training_uses_is_trained(tmp_path):
     update = train(model, theta, data, np.array([0]), [batches], Local(0.1))
     after = update.gather_thetas()[0]
     assert (after != theta).all()
-    one = train_one_client(model, theta, data, batches, Local(0.1))
+    one = train_alone(model, theta, data, batches, Local(0.1))[0]
     assert torch.allclose(after, one, rtol=0, atol=1e-12)
     bare = build_model(write_net(tmp_path, own_net()), data, dtype=DOUBLE)
     expected = squared_gradients(bare, theta[-bare.size :], data, np.arange(3))
@@ -767,11 +732,51 @@ def test_an_average_rounds_no_buffer_that_no_client_changed(base, tmp_path):
         assert expected != 1
 
 
-SCRIPTED = """
-import torch
-def Net(*sizes):
-    return torch.jit.script(torch.nn.Tanh())
-"""
+def test_frozen_weights_that_training_moves_are_averaged_and_sent(tmp_path):
+    """As those of a mean teacher. One client in three leaves them, and others stay to the bit."""
+    teacher = "self.m, self.k = [nn.Parameter(torch.full((1,), 0.1), False) for _ in 'mk']"
+    text = own_net(teacher, "if self.training and x.mean() > 0: self.m.mul_(0.9).add_(x.mean())")
+    options = {"clients": 3, "dtype": "float32"}
+    fl = ordinary.make_federation(model=write_net(tmp_path, text), **options)
+    state = fl.start()
+    everyone = fl.everyone
+    batches = ordinary.first_batches(fl, everyone)
+    images = fl.data.images("train")
+    images[batches[0].ravel()] = images[batches[0].ravel()].abs().neg()
+    update = fl.train(state, 0, everyone, batches)
+    theta = fl.aggregate(state, update, np.array([0.2, 0.3, 0.5]))
+    means = []
+    for of_client in batches:
+        m = 0.1
+        for batch in of_client:
+            x = images[batch[batch >= 0]].double().mean().item()
+            m = 0.9 * m + x if x > 0 else m
+        means.append(m)
+    kept = fl.model.bind(theta[None]).net
+    assert means[0] == 0.1 and means[1] != 0.1
+    assert kept.m.item() == pytest.approx(np.dot([0.2, 0.3, 0.5], means), rel=1e-5)
+    assert kept.k.item() == state["theta"][fl.model.trainable + 1].item()
+    assert fl.cost(update)["sent_mb"] == pytest.approx(3 * fl.model.size * 4e-6)
+
+
+def test_a_net_that_flattens_images_by_view_trains(tmp_path):
+    """Its images lie in memory as torch's own do; NIID-Bench's and PyTorch's first nets need it."""
+    text = own_net(
+        "self.c = nn.Conv2d(1, 1, 3, padding=1)", "x = self.c(x); x = x.view(len(x), -1)"
+    )
+    assert build_model(write_net(tmp_path, text), random_images()).trainable == 10 + 257 * 4
+
+
+def test_a_net_with_an_empty_weight_is_refused(tmp_path):
+    """A table has no side: channels * side * side is 0, and only the biases would learn."""
+    x = np.random.default_rng(0).standard_normal((8, 5))
+    table = from_arrays(x, np.arange(8) % 4, x, np.arange(8) % 4)
+    with pytest.raises(
+        UsageError, match=r"out.weight has the shape \(4, 0\), so it is empty: .*0, c"
+    ):
+        build_model(write_net(tmp_path, own_net()), table)
+
+
 ZERO_HEAD = """
     for weights in net.head.parameters():
         nets.nn.init.zeros_(weights)
@@ -783,28 +788,13 @@ WRONG = {
     "a dict": (own_net(after="return {'logits': y}"), "returns a dict; wanted logits"),
     "nothing": (own_net(after="return"), "returns a NoneType; wanted logits"),
     "NumPy": (own_net(after="return y.detach().numpy()"), "returns a ndarray; wanted logits"),
-    "one value": (own_net(after="return y[:, 0]"), r"\(1,\), wanted \(1, 4\)"),
+    "one value": (own_net(after="return y[:, 0]"), r"\(2,\), wanted \(2, 4\)"),
     "softmax": (own_net(after="y = y.softmax(1)"), "without softmax"),
     "detached": (own_net(after="y = y.detach()"), "do not depend on its weights"),
-    "spare": (
-        own_net("self.spare = nn.Linear(2, 2)"),
-        "do not depend on spare.weight; [^\n]*freeze",
-    ),
     "frozen": (FLAT + "        self.requires_grad_(False)", "nothing to learn"),
-    "one memory": (
-        own_net("self.a, self.b = [nn.Parameter(t.detach()) for t in [torch.ones(3)] * 2]"),
-        "b and a share memory, ",
-    ),
-    "lazy": (FLAT.replace("nn.Linear(channels * side * side, ", "nn.LazyLinear("), "lazy layer"),
     "complex": (own_net("self.c = nn.Parameter(torch.ones(1, dtype=torch.cfloat))"), "complex"),
-    "old norm": (own_net("self.f = nn.utils.spectral_norm(nn.Linear(3, 3))"), "parametrizations"),
-    "script": (SCRIPTED, "makes a RecursiveScriptModule"),
     "one module": (FLAT + "module = Net(1, 16, 4)\ndef Net(*x):\n    return module", "one module"),
     "NaN": (own_net(after="y = y / 0"), "NaN or infinite"),
-    "in eval only": (
-        own_net("self.a = nn.Parameter(torch.ones(1))", after="y = y if self.training else self.a"),
-        "do not depend on a; ",
-    ),
     "module": ("from torch import nn\nNet = nn.Linear(3, 3)", "a Linear; wanted a class"),
     "no module": ("def Net(*sizes):\n    pass", "makes a NoneType; wanted an nn.Module"),
     "forward": (own_net("pass", "{}['a']"), r"fails on \(2, 1, 16, 16\): KeyError: 'a'"),
@@ -826,22 +816,6 @@ WRONG = {
     ),
     "samples": (TINY.replace("BatchNorm2d(4)", "nn.Softmax(0)"), "mixes clients or samples"),
     "response": (TINY.replace("nets.BatchNorm2d(4)", "nets.nn.LocalResponseNorm(2)"), "LocalResp"),
-    "statistics": (
-        own_net("self.n = nn.BatchNorm2d(channels, track_running_stats=False)", "x = self.n(x)"),
-        "depend on the other samples",
-    ),
-    "sparse": (
-        """
-from torch import nn
-class Net(nn.Module):
-    def __init__(self, channels, side, classes):
-        super().__init__()
-        self.table = nn.Embedding(2, classes, sparse=True)
-    def forward(self, x):
-        return self.table((x.mean((1, 2, 3)) > 0).long())
-""",
-        "sparse=True",
-    ),
     "shaped": (
         TINY.replace("BatchNorm2d(4)", "nn.LayerNorm([4, 1, 1], elementwise_affine=False)"),
         "mixes clients",

@@ -183,3 +183,26 @@ def test_launcher_stops_and_mistakes(tmp_path):
     _, errors = process.communicate(timeout=60)
     lines = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert process.returncode != 0 and len(lines) == 1, errors[-2000:]
+
+
+def test_ranks_whose_folders_are_not_one_are_refused_before_training(tmp_path):
+    """As of two machines that share no disk. torchrun's environment is made here."""
+    running = []
+    port = torch.distributed.TCPStore("localhost", 0, is_master=True).port  # free from now on
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    for number in ("0", "1"):
+        (tmp_path / number).mkdir()
+        write_tiny(tmp_path / number)
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "fedcl_fgn.py"), *short_run("fedcl_fgn"), "--out=r"],
+            env=os.environ | environment | {"RANK": number, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path / number,
+        )
+        running.append(process)
+    outcomes = [finish(process) for process in running]
+    assert [status for status, _ in outcomes] == [2, 2], outcomes
+    assert "--out r: choose a folder that all ranks' machines share" in outcomes[0][1]
+    assert not (tmp_path / "0/r/checkpoints").exists()

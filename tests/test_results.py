@@ -4,6 +4,7 @@ import importlib
 import itertools
 import re
 import shlex
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -105,57 +106,119 @@ def test_differences_are_taken_within_trials_that_all_have(monkeypatch):
 UP = [5, 6, 7, 6]
 DOWN = [-5, -6, -7, -6]
 ANY = [-3, 3, 2, -3]
+BIT = [2, 3, 2, 3]
+EDGE = [1, 3, 3, 5]
+FLAT = [0, 1, 0.5, 0.5]
+LOW = [0.8, 1, 1.3, 0.9]
 
 
 @pytest.mark.parametrize(
-    ("differences", "signs", "label", "tally", "shown"),
+    ("differences", "signs", "label", "tally", "means", "shown"),
     [
-        ([UP, [2, 3, 2, 3]], "++", "confirmed", "2, 0, 0", "1 +2.5 [1.6, 3.4] 4"),
-        ([UP, [2, 3, 2, 3]], "+-", "refuted", "1, 1, 0", "1 +2.5 [1.6, 3.4] 4"),
-        ([ANY, UP], "++", "undecided", "1, 0, 1", "0 -0.2 [-5.3, 4.8] 4"),
-        ([DOWN], "-", "confirmed", "1, 0, 0", "0 -6.0 [-7.3, -4.7] 4"),
-        ([ANY, DOWN], "00", "refuted", "0, 1, 1", "1 -6.0 [-7.3, -4.7] 4"),
-        ([ANY], "0", "undecided", "0, 0, 1", "0 -0.2 [-5.3, 4.8] 4"),
-        ([DOWN], "n", "confirmed", "1, 0, 0", "0 -6.0 [-7.3, -4.7] 4"),  # not above
-        ([UP, DOWN], "nn", "refuted", "1, 1, 0", "0 +6.0 [4.7, 7.3] 4"),
+        ([UP, BIT], "++", "confirmed", "2, 0", "2 of 2", "1 +2.5 [1.6, 3.4] 4"),
+        ([UP, BIT], "+-", "refuted", "1, 1", "1 of 2", "1 +2.5 [1.6, 3.4] 4"),
+        ([ANY, UP], "++", "undecided", "1, 0", "1 of 2", "0 -0.2 [-5.3, 4.8] 4"),
+        ([DOWN], "-", "confirmed", "1, 0", "1 of 1", "0 -6.0 [-7.3, -4.7] 4"),
+        ([ANY, DOWN], "00", "refuted", "0, 1", "1 of 2", "1 -6.0 [-7.3, -4.7] 4"),
+        ([ANY], "0", "undecided", "0, 0", "1 of 1", "0 -0.2 [-5.3, 4.8] 4"),
+        ([DOWN], "n", "confirmed", "1, 0", "1 of 1", "0 -6.0 [-7.3, -4.7] 4"),  # not above
+        ([UP, DOWN], "nn", "refuted", "1, 1", "1 of 2", "0 +6.0 [4.7, 7.3] 4"),
+        # p is 0.03: enough for a claim, without Holm; not enough against one of three
+        ([EDGE] * 3, "+++", "confirmed", "3, 0", "3 of 3", "0 +3.0 [0.4, 5.6] 4"),
+        ([EDGE] * 3, "---", "undecided", "0, 0", "0 of 3", "0 +3.0 [0.4, 5.6] 4"),
+        # within 2 points, on older trials and on trials that were planned with this margin
+        ([BIT, FLAT], "00", "refuted", "0, 1", "1 of 2", "0 +2.5 [1.6, 3.4] 4"),
+        ([FLAT], "0", "undecided", "0, 0", "1 of 1", "0 +0.5 [-0.1, 1.1] 4"),
+        ([FLAT], "z", "confirmed", "1, 0", "1 of 1", "0 +0.5 [-0.1, 1.1] 4"),
+        ([FLAT], "m", "confirmed", "1, 0", "1 of 1", "0 +0.5 [-0.1, 1.1] 4"),
+        ([LOW], "z", "confirmed", "1, 0", "1 of 1", "0 +1.0 [0.7, 1.3] 4"),  # not 0, but small
+        ([LOW], "0", "refuted", "0, 1", "1 of 1", "0 +1.0 [0.7, 1.3] 4"),
+        ([ANY], "m", "undecided", "0, 0", "1 of 1", "0 -0.2 [-5.3, 4.8] 4"),
     ],
 )
-def test_the_rule(monkeypatch, differences, signs, label, tally, shown):
-    """And the comparison that a table shows: the one that speaks most against the claim."""
+def test_the_rule(monkeypatch, differences, signs, label, tally, means, shown):
+    """And the comparison that a table shows: the one that speaks most against the claim.
+
+    Signs: n is "not above"; z and m are 0 and n on trials that were planned with the margin.
+    """
     rows = []
     for place, sign in enumerate(signs):
-        for claim in ("B1", "A2"):
-            row = {"claim": claim, "what": str(place), "measure": "last10"}
-            rows.append(row | {"sign": sign.replace("n", "<="), "paper": ""})
+        for claim in ("B1", "A2", "A6"):
+            row = {"claim": claim, "what": str(place), "measure": "last10", "paper": ""}
+            sign_and_margin = {"n": ("<=", ""), "z": ("0", "2"), "m": ("<=", "2")}
+            row["sign"], row["margin"] = sign_and_margin.get(sign, (sign, ""))
+            rows.append(row)
     rows = pd.DataFrame(rows).assign(plus=lambda table: table.what, minus="")
     monkeypatch.setattr(tables, "COMPARISONS", rows)
     monkeypatch.setattr(tables, "difference", lambda plus, *_: np.array(differences[int(plus)]))
     assert tables.label("B1") == label
     assert tables.tally("B1") == tally
+    assert tables.means("B1") == means
     assert " ".join(tables.outcome("B1")) == shown
-    assert tables.label("A2") == "not tested at the paper's setting"  # whatever it shows
+    for claim in ("A2", "A6"):  # a smaller setting, and other clients: whatever they show
+        assert tables.label(claim) == "not tested at the paper's setting"
 
 
-def test_a_decision_is_after_holm():
-    """A10: an interval does not contain 0 and is undecided: p is 0.015, and A10b is counted."""
+def test_a_family_of_halves_is_one_for_holm():
+    """A10's p is 0.015. It counts six comparisons, with those of A10b."""
     rows = tables.family("A10").set_index("what")
     d = raw("client_curriculum/cifar10-fig5", "alpha=0.2", "client")
     d = d - raw("client_curriculum/cifar10-fig5", "alpha=0.2", "vanilla")
     row = rows.loc["Dir(0.2): client curriculum − vanilla"]
     assert row.interval.mean == pytest.approx(d.mean())
-    assert row.interval.low > 0 and row.interval.p < 0.05 < row.p
-    assert row.p == pytest.approx(6 * row.interval.p)
-    assert row.direction == "undecided"
+    assert row.p_holm == pytest.approx(6 * row.interval.p)
     assert row.effect == "excludes it"  # the paper has 5.7
+
+
+def test_a_family_has_a_cell_once():
+    table = tables.COMPARISONS.copy()
+    table["cell"] = table.what.str.replace(r", (new trials|the trials before)", "", regex=True)
+    assert not table.duplicated(["claim", "cell", "measure"]).any()
 
 
 @pytest.mark.parametrize(
     ("differences", "published", "effect"),
     [(UP, 5, "agrees"), (UP, 4, "excludes it"), (ANY, 4, "too wide"), (ANY, -6, "excludes it")],
 )
-def test_an_interval_and_the_published_effect(differences, published, effect):
+def test_an_interval_and_an_exact_published_effect(differences, published, effect):
     """UP's is 4.7 to 7.3, ANY's -5.3 to 4.8."""
-    assert evidence.interval(np.array(differences)).effect(published) == effect
+    found = evidence.interval(np.array(differences))
+    assert found.effect(found.p_equal(published)) == effect
+
+
+def test_a_published_effect_has_an_error_of_its_own():
+    """Welch's test of scipy on two samples: our differences, and three numbers of the paper.
+
+    A second published method adds its variance, with its own degrees of freedom: by hand.
+    """
+    from scipy.stats import t, ttest_ind
+
+    ours = np.array([1.0, 2.0, 3.0, 6.0])
+    theirs = np.array([4.0, 7.5, 5.0])
+    found = evidence.interval(ours)
+    error = theirs.std(ddof=1) / np.sqrt(3)
+    wanted = ttest_ind(ours, theirs, equal_var=False).pvalue
+    assert found.p_equal(theirs.mean(), [error], 3) == pytest.approx(wanted)
+    a, b, c = 7 / 6, 0.5**2, 0.8**2
+    df = (a + b + c) ** 2 / (a**2 / 3 + b**2 / 2 + c**2 / 2)
+    wanted = 2 * t.sf(1.5 / np.sqrt(a + b + c), df)
+    assert found.p_equal(4.5, [0.5, 0.8], 3) == pytest.approx(wanted)
+
+
+def test_published_deviations_are_those_of_their_trials():
+    """The first paper's code divides by n: three numbers of population deviation s have s / root 2.
+
+    The multi-phase paper has ten trials.
+    """
+    sample = np.array([50.0, 51.0, 54.0])
+    error = sample.std(ddof=1) / np.sqrt(3)
+    row = tables.family("A15").iloc[0]
+    halves = [0.58 / np.sqrt(2), 0.86 / np.sqrt(2)]
+    assert row.p_equal == pytest.approx(row.interval.p_equal(3.9, halves, 3))
+    assert error == pytest.approx(sample.std() / np.sqrt(2))
+    row = tables.family("E20").iloc[0]
+    tenths = [0.81 / np.sqrt(10), 1.56 / np.sqrt(10)]
+    assert row.p_equal == pytest.approx(row.interval.p_equal(4.6, tenths, 10))
 
 
 def test_no_difference_is_two_one_sided_tests():
@@ -164,12 +227,35 @@ def test_no_difference_is_two_one_sided_tests():
     for d in ([0.5, 1.5, 1.0, 0.2], [-1.0, 0.5, -2.5, 0.1]):
         above = ttest_1samp(d, -2, alternative="greater").pvalue
         below = ttest_1samp(d, 2, alternative="less").pvalue
-        found = evidence.interval(np.array(d)).p_within(2)
-        assert found == pytest.approx(max(above, below))
-    within = tables.family("B4").p_within
+        found = evidence.interval(np.array(d))
+        assert found.p_within(2) == pytest.approx(max(above, below))
+        assert found.p_below(2) == pytest.approx(below)
+    within = tables.family("B4").p_margin
     assert within.notna().all()
     assert tables.effects("B4").endswith(f"{(within < 0.05).sum()} of 6")
-    assert tables.family("C2").p_within.isna().all()  # uploads are no accuracy
+    assert tables.family("C2").p_margin.isna().all()  # uploads are no accuracy
+
+
+def test_words_are_counted_by_paper_and_apart_for_other_data():
+    """A2 and A6 are on other data or clients; ours count nowhere."""
+    rows = [line.split(" | ") for line in tables.published("")[2:]]
+    found = {(row[0].strip("| "), row[1]): row[2:] for row in rows}
+    wanted = {}
+    for script, scale, words in [
+        ("curricula", "its setting", ["A1", "A1b", "A3", "A15"]),
+        ("multi-phase", "its setting", ["B1", "B2", "B3"]),
+        ("FedAC", "other data or clients", ["D1", "D2"]),
+    ]:
+        effects = [effect for claim in words for effect in tables.family(claim).effect]
+        wanted[script, scale] = [effects.count(name) for name in evidence.EFFECTS]
+    for key, numbers in wanted.items():
+        assert [int(cell.strip(" |")) for cell in found[key]] == numbers
+    assert len(found) == 4
+
+
+def test_a_claim_that_was_formed_afterwards_says_so():
+    assert tables.said("A15") == "confirmed, asked afterwards"
+    assert tables.said("A1") == "confirmed"
 
 
 def test_equal_uploads_are_compared_over_the_same_share_of_them():
@@ -265,11 +351,12 @@ def test_a_figure_has_all_comparisons_at_the_papers_setting_and_where_they_are_f
 
 
 def test_the_front_figure_says_what_its_rows_show():
-    """Every gain is smaller than the published one; against a control 2 points or less are left."""
+    """Every gain is smaller than the published one, and two of nine controls are beaten."""
+    controls = [front.find(*row.control) for row in front.ROWS]
+    beaten = [found["mean"] > 0 and found.p < 0.05 for found in controls]
+    assert (sum(beaten), len(beaten)) == (2, 9)
     for row in front.ROWS:
         gain = front.find(*row.gain)
-        control = front.find(*row.control)
-        assert control["mean"] < 2
         if row.of_paper:
             assert gain["mean"] < front.published(row, gain)
         else:
@@ -422,9 +509,9 @@ def test_only_takes_claims_and_places():
 
 
 def test_differences_of_exactly_zero_decide_nothing():
-    zero = evidence.interval(np.zeros(3))
-    for sign in ("+", "-", "<=", "0"):
-        assert tables.direction(zero, np.nan, sign) == "undecided"
+    row = SimpleNamespace(interval=evidence.interval(np.zeros(3)), p_holm=np.nan, p_margin=np.nan)
+    for row.sign, row.margin in itertools.product(("+", "-", "<=", "0"), ("", "2")):
+        assert tables.direction(row) == "undecided"
 
 
 def test_the_list_has_hours_state_and_total(capsys):

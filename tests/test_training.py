@@ -14,9 +14,10 @@ from torch import nn
 import fedcl_gmm_sync
 import training
 from bases import BASES
-from data import Data, UsageError, load_data
+from data import Data, load_data
+from errors import UsageError
 from nets import Linear, Model, Net, build_model
-from training import Local, train, train_one_client
+from training import Local, train, train_alone
 
 DOUBLE = torch.float64
 DECAYING = 0.05 * (1 + 0.3 * np.arange(9)) ** -0.75
@@ -86,9 +87,9 @@ def agree_with_ordinary(update, net, data, theta_0, batches, local, term=None):
 
 
 def agree_with_loop(update, model, data, theta_0, batches, local):
-    """Every client's update is what `train_one_client` makes of it."""
+    """Every client's update is what `train_alone` makes of it."""
     for k, rows in enumerate(batches):
-        theta = train_one_client(model, theta_0[k], data, rows, local, k)
+        theta = train_alone(model, theta_0[k], data, rows, local, k)[0]
         assert (update.gather_thetas()[k] - theta).abs().max() < 1e-10
 
 
@@ -139,7 +140,7 @@ def make_local(option: str, model: Model, batches) -> Local:
     ],
 )
 def test_the_stack_equals_both_loops(name, norm, option, sizes, batch_size, chunk):
-    """`train_one_client`, and torch's own layers: unequal numbers of steps, short batches.
+    """`train_alone`, and torch's own layers: unequal numbers of steps, short batches.
 
     All nets, stacked and one by one; padding must enter no batch statistics.
     """
@@ -458,7 +459,7 @@ def test_a_client_without_samples_returns_what_it_was_given():
             base.aggregate(theta, update, np.array([0.5, 0.5]), {})
     alone = train_all(model, theta, data, [nothing], Local(0.1))
     assert torch.equal(alone.gather_thetas()[0], theta)
-    assert torch.equal(train_one_client(model, theta, data, nothing, Local(0.1)), theta)
+    assert torch.equal(train_alone(model, theta, data, nothing, Local(0.1))[0], theta)
 
 
 def test_norms_of_gradients_are_measured_where_they_are_asked_for():

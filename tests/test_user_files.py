@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data import UsageError
+from errors import UsageError
 from user_files import files_of, load_from_file, source_checksum
 
 

@@ -34,7 +34,8 @@ from torch import Tensor
 import common
 import experiment
 import fedac_art as paper
-from data import Data, UsageError, epochs_of_batches
+from data import Data, epochs_of_batches
+from errors import UsageError
 from experiment import flag
 from nets import Model
 
@@ -101,7 +102,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     state = fl.start()
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
-        batches = paper.draw_batches(config, fl, t, clients)
+        batches = fl.batches(t, clients, paper.local_epochs(config, t), config.drop_last)
         changes = paper.augmentation(config, fl, t, clients, batches)
         if paper.is_weighted(config):
             changes["sample_weights"] = paper.weigh_clients(config, fl, clients, batches, P1)

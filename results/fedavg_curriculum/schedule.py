@@ -15,7 +15,7 @@ import numpy as np
 import common
 import experiment
 import fedavg_curriculum as paper
-from data import UsageError
+from errors import UsageError
 from results.fedavg_curriculum import exposure
 
 N = 500
@@ -69,11 +69,15 @@ def plot_pacing(config, ax) -> None:
 
 
 def draw_client_batches(config) -> tuple:
-    """Returns the client's batches and weights, (T, B) each: sample i is the i-th easiest."""
+    """Returns the client's batches and weights, (T, B) each: sample i is the i-th easiest.
+
+    An order that needs no difficulty gets none, as in `score_samples`.
+    """
     shard = np.arange(N)
     streams = common.Streams(config.seed)
     fl = SimpleNamespace(shards=[shard], sizes=[N], labels=shard, streams=streams)
-    return exposure.draw_client_batches(config, fl, 0, 0, DIFFICULTY)
+    difficulty = DIFFICULTY if paper.is_scored(config) else np.zeros(N)
+    return exposure.draw_client_batches(config, fl, 0, 0, difficulty)
 
 
 def show(batches: np.ndarray, weights: np.ndarray, ax):

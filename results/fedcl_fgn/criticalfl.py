@@ -103,7 +103,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         clients = fl.select(t, n)
         theta = state["theta"]
         eta = config.lr * config.lr_decay**t
-        batches = paper.draw_batches(config, fl, t, clients)
+        batches = fl.batches(t, clients, config.epochs, config.drop_last)
         update = fl.train(state, t, clients, batches, lr=eta, grad_norms=True)
         p = fl.proportions(clients)
         state["theta"] = fl.aggregate(state, update, p)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import common
-from data import UsageError, first_line
+from errors import UsageError, first_line
 from user_files import load_from_file
 
 TINY = 1e-200  # instead of a denominator 0

@@ -1,0 +1,118 @@
+"""The final weights of a run: as an ordinary model (`trained`), and where --init begins."""
+
+import re
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from data import load_data
+from errors import UsageError
+from nets import SIDE, Single, build_model
+from user_files import source_checksum
+
+from .disk import differences, kept_of, read
+
+
+def trained(
+    folder: str | Path, method="", trial: int = 0, setting="", data_dir: str = "data"
+) -> nn.Module:
+    """Returns the model of a run with its final global weights, in evaluation mode.
+
+    folder    where a command's results are, such as runs/fedcl_fgn/001
+    method    as in metrics.csv. It can be left out if there is only one
+    trial     as in metrics.csv, from 0
+    setting   as in metrics.csv, such as "alpha=0.1". It can be left out if there is only one
+    data_dir  where the run's data set is. It says what samples and how many classes there are
+
+    The model takes samples as the clients had them: standardised images (n, C, H, W), series
+    (n, L, F), tables (n, F) or text (n, L). It returns logits (n, classes). Raises UsageError
+    unless the folder holds exactly one such run, which has ended and did not diverge.
+    """
+    found = runs_in(Path(folder), method, trial)
+    found = [run for run in found if agrees(run, setting)]
+    options, theta = weights_of(Path(folder), found, trial)
+    data = load_data(options["dataset"], data_dir, side=SIDE.get(options["model"], 0))
+    given = {"dtype": theta.dtype, "width": options["width"], "norm": options["norm"]}
+    for projection in (False, True):
+        model = build_model(options["model"], data, projection=projection, **given)
+        if model.size == len(theta):
+            return Single(model.bind(theta[None], grad=True)).eval()
+    raise UsageError(f"{folder}: {len(theta)} weights do not fit into --model {options['model']}")
+
+
+def initial_weights(config, trial: int, setting: str) -> Tensor:
+    """Returns the weights (P,) with which a run of this trial and setting begins under --init.
+
+    --init names a FOLDER of results. If several methods are there, it is FOLDER:METHOD, because all
+    methods of a trial begin with the same weights. They are those of the same trial, or of the only
+    one there. If several settings are there, they are those of the run's setting. Raises UsageError
+    if the model is another one.
+    """
+    folder = Path(config.init)
+    method = ""
+    if not folder.is_dir():
+        name, _, method = config.init.partition(":")
+        folder = Path(name)
+    files = folder.glob("checkpoints/*-trial*.pt")
+    trials = {re.search(r"\d+$", file.stem)[0] for file in files}
+    if len(trials) == 1:
+        trial = int(*trials)
+    found = runs_in(folder, method, trial)
+    if len(found) > 1:
+        found = [run for run in found if agrees(run, setting)]
+    options, theta = weights_of(folder, found, trial)
+    now = {"model": config.model, "width": config.width, "norm": config.norm}
+    now["the file of --model, checksum"] = source_checksum(config.model)
+    before = {name: options.get(name) for name in now}
+    if changes := differences(before, now):
+        raise UsageError(f"--init {config.init}: another model ({'; '.join(changes)})")
+    return theta
+
+
+def begin_with(theta: Tensor, fl) -> None:
+    """Has a federation begin with these weights (P,) instead of random ones."""
+    if len(theta) != fl.model.size:
+        found = f"{len(theta)} weights, but this model has {fl.model.size}"
+        raise UsageError(f"--init {fl.config.init}: {found}")
+    start = fl.start
+    theta = theta.to(fl.model.device, fl.model.dtype)
+    fl.start = lambda: start() | {"theta": theta.clone()}
+
+
+def runs_in(folder: Path, method: str, trial: int) -> list[tuple[dict, dict]]:
+    """Returns the options, {name: value}, and the rest of each run of this method and trial."""
+    found = []
+    for path in sorted(folder.glob(f"checkpoints/*-trial{trial}.pt")):
+        saved = read(path, "cpu")
+        options = saved["fingerprint"]
+        is_run = "method" in options  # what `Run.cached` has saved has none
+        if is_run and method in ("", options["method"]):
+            found.append((options, kept_of(path, saved["content"])))
+    return found
+
+
+def agrees(run: tuple[dict, dict], setting: str) -> bool:
+    """Whether the options of a run are those of a setting, as far as its method uses them."""
+    options, _ = run
+    shown = f" {setting} "
+    for name, value in options.items():
+        if f" {name}=" in shown and f" {name}={value} " not in shown:
+            return False
+    return True
+
+
+def weights_of(folder: Path, found: list[tuple[dict, dict]], trial: int) -> tuple[dict, Tensor]:
+    """Returns the options and the final weights (P,) of the run that was found, if it is one."""
+    if len(found) != 1:
+        names = [f"{kept['rows'][0]['setting']} {options['method']}" for options, kept in found]
+        listed = f" ({'; '.join(sorted(names))})" if names else ""
+        advice = "name one by its method, trial and setting in metrics.csv"
+        raise UsageError(f"{folder}: {len(found)} such runs of trial {trial}{listed}; {advice}")
+    [(options, kept)] = found
+    whose = f"{folder}: {options['method']}, trial {trial}"
+    if kept["diverged"] or not kept["finished"]:
+        raise UsageError(f"{whose}, has not ended: {kept['diverged'] or '--resume continues it'}")
+    theta = kept["state"].get("theta")
+    if not isinstance(theta, Tensor) or options["base"] == "solo":
+        raise UsageError(f"{whose}, has no global weights: its state holds no theta of all clients")
+    return options, theta

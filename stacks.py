@@ -1,0 +1,188 @@
+"""Many clients as one model: the weights of `training.train_alone`, sooner.
+
+No reader of an algorithm needs this module, and neither does a user's own model. The clients of a
+`Stack` are independent, so one backward pass of the sum of their losses gives each its own
+gradient. tests/test_training.py holds both ways of training together.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from errors import UsageError
+from nets import Model, gather
+
+
+class Stack:
+    """K clients as one model, sorted by falling numbers of local steps. The first `live` train.
+
+    The weights lie by layer, in lists of (K, P_l). Rows of a (K, P) would be copied at every
+    convolution. theta, v, w_0 and correction are such lists. They are empty where the update rule
+    does not need them. Schedules are (T, K, ...).
+    """
+
+    def __init__(self, model: Model, theta_0: Tensor, data, batches, local):
+        self.model = model
+        self.data = data
+        self.images = data.images("train", model.dtype)
+        self.local = local  # a training.Local, after `of`
+        self.steps = np.array([len(b) for b in batches])
+        index = stack_schedules(batches, model, fill=-1)  # (T, K, B)
+        real = (index >= 0).to(model.dtype)
+        self.index = index.clamp(min=0)
+        self.share = real / real.sum(-1, keepdim=True).clamp(min=1)
+        self.batch_sizes = real.sum(-1).long().cpu().numpy()  # (T, K)
+        self.etas = local.learning_rates(len(index))
+
+        self.theta = model.by_layer(theta_0)
+        self.v = []
+        self.w_0 = []
+        self.correction = []
+        if local.momentum:
+            self.v = [torch.zeros_like(layer) for layer in self.theta[: len(model.parameters)]]
+        if local.proximal:
+            self.w_0 = model.by_layer(theta_0[:, : model.trainable])
+        if local.correction is not None:
+            self.correction = model.by_layer(local.correction)
+        self.frozen = map_values(model.by_layer, local.frozen)
+        # over the steps so far, of ||g||^2 and of the loss
+        self.sums = torch.zeros(len(batches), 2, device=model.device, dtype=torch.float64)
+        self.groups = {}
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        """Takes all steps. Returns the clients' weights (K, P), and three sums (K, 3).
+
+        They are over the steps, of ||g||^2 and of the loss, and over the weights.
+        """
+        if self.local.seeds is not None:
+            torch.manual_seed(self.local.seeds[0])
+        for step in range(len(self.index)):
+            self.take_step(step)
+        thetas = torch.cat(self.theta, 1)
+        return thetas, torch.cat([self.sums, thetas.sum(1, keepdim=True)], 1)
+
+    def take_step(self, step: int) -> None:
+        """A step of the live clients.
+
+        Their gradients are taken together, or one by one where batches must not be padded.
+        """
+        live = int((self.steps > step).sum())
+        sizes = self.batch_sizes[step, :live]
+        group = self.group(0, live)
+        if self.model.has_batch_norm and sizes.min() < sizes.max():
+            parts = []
+            for k, batch_size in enumerate(sizes):
+                parts.append(self.differentiate(step, self.group(k, k + 1), batch_size))
+            losses, *g = map(torch.cat, zip(*parts, strict=True))
+        else:
+            losses, *g = self.differentiate(step, group, sizes.max())
+        self.descend(group, self.etas[step], losses, g)
+
+    def differentiate(self, step: int, group: "Group", batch_size: int) -> list[Tensor]:
+        """The clients' losses (K,), then their gradients, of each layer (K, P_l).
+
+        Clients are independent, so the gradient of the sum of their losses is each one's own.
+        """
+        samples = self.index[step, group.rows, :batch_size]
+        share = self.share[step, group.rows, :batch_size]
+        x = gather(self.images, samples)
+        y = gather(self.data.y_train, samples)
+        losses = self.local.losses(step, group.net, x, y, group.frozen, group.rows, share)
+        gradients = [None]
+        if losses.requires_grad:
+            gradients = torch.autograd.grad(losses.sum(), group.net.leaves, allow_unused=True)
+        if any(layer is None for layer in gradients):
+            raise UsageError("a step's loss leaves out weights; wanted each layer in every step")
+        K = len(losses)
+        return [losses.detach(), *(layer.contiguous().view(K, -1) for layer in gradients)]
+
+    @torch.no_grad()
+    def descend(self, group: "Group", eta: float, losses: Tensor, g: list[Tensor]) -> None:
+        """g += mu (w - w_0) + correction;  v = momentum v + g + decay w;  w -= eta v."""
+        group.losses += losses
+        if self.local.grad_norms:
+            norms = torch.stack([torch.linalg.vector_norm(layer, dim=1) for layer in g])
+            group.squares += norms.square().sum(0)
+        if group.w_0:
+            moved = torch._foreach_sub(group.w, group.w_0)
+            g = torch._foreach_add(g, moved, alpha=self.local.proximal)
+        if group.correction:
+            g = torch._foreach_add(g, group.correction)
+        torch._fused_sgd_(  # the kernel of torch.optim.SGD: one pass over memory, not four
+            group.w,
+            g,
+            group.v,
+            weight_decay=self.local.weight_decay,
+            momentum=self.local.momentum,
+            lr=eta,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+    def group(self, first: int, last: int) -> "Group":
+        """The clients from `first` to before `last`, made once."""
+        if (first, last) not in self.groups:
+            rows = slice(first, last)
+            theta = rows_of(self.theta, rows)
+            frozen = {}
+            for name, layers in self.frozen.items():
+                frozen[name] = self.model.bind(rows_of(layers, rows))
+            self.groups[first, last] = Group(
+                rows,
+                net=self.model.bind(theta, training=True, grad=True),
+                frozen=frozen,
+                w=theta[: len(self.model.parameters)],
+                v=rows_of(self.v, rows),
+                w_0=rows_of(self.w_0, rows),
+                correction=rows_of(self.correction, rows),
+                squares=self.sums[rows, 0],
+                losses=self.sums[rows, 1],
+            )
+        return self.groups[first, last]
+
+
+@dataclass
+class Group:
+    """Some clients of a stack, next to one another: views of their rows. w is a list as v is."""
+
+    rows: slice
+    net: nn.Module
+    frozen: dict[str, nn.Module]
+    w: list[Tensor]
+    v: list[Tensor]
+    w_0: list[Tensor]
+    correction: list[Tensor]
+    squares: Tensor
+    losses: Tensor
+
+
+def rows_of(layers: list[Tensor], rows: slice) -> list[Tensor]:
+    """These clients' rows of every layer."""
+    return [layer[rows] for layer in layers]
+
+
+# --------------------------------------------------------------- what clients are given, as tensors
+
+
+def map_values(function: Callable, table: dict) -> dict:
+    return {name: function(value) for name, value in table.items()}
+
+
+def as_tensor(array: np.ndarray | Tensor, model: Model) -> Tensor:
+    """The array on the model's device. Floating-point numbers get the model's precision."""
+    values = torch.as_tensor(array)
+    return values.to(model.device, model.dtype if values.is_floating_point() else None)
+
+
+def stack_schedules(arrays: Sequence[np.ndarray], model: Model, fill: int = 0) -> Tensor:
+    """One tensor (T, K, ...) on the model's device from an array (T_k, ...) for each client."""
+    arrays = [np.asarray(array) for array in arrays]
+    kind = np.result_type(*arrays)
+    tensors = [torch.from_numpy(array.astype(kind)) for array in arrays]
+    return as_tensor(pad_sequence(tensors, padding_value=fill), model)
