@@ -200,6 +200,15 @@ def list_flags(config: type, common_flags: type = object) -> list[str]:
     return lines
 
 
+def test_packages_and_version_are_the_same_in_every_file():
+    project = (ROOT / "pyproject.toml").read_text()
+    *packages, builder = re.findall(r'"([\w-]+>=[\d.]+)"', project)
+    assert packages == (ROOT / "requirements.txt").read_text().split()
+    assert builder.startswith("setuptools")
+    version = re.search(r'^version = "(.+)"$', project, re.M)[1]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_no_default_and_no_limit_changes_unnoticed():
     """Who compares theirs with ours runs another experiment then: so change it in two places."""
     lines = ["common", *list_flags(experiment.Config)]
