@@ -61,7 +61,6 @@ class Run:
         self.finished = 0  # --rounds when it ended; 0: not yet
         self.diverged = ""  # what was not finite
         self.last_test = []  # the columns of a test that is due in the last round only
-        self.made_by = self.script.title()
         self.is_tracked = self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
         self.device = self.config.device
@@ -214,15 +213,13 @@ class Run:
 
     def report_progress(self, rounds: int) -> None:
         """Reports that this run has done this many rounds, with the accuracy tested last."""
-        accuracy = math.nan
-        for row in self.rows:
-            accuracy = row.get("accuracy", accuracy)
-        self.progress(str(self), rounds, accuracy)
+        tested = [row["accuracy"] for row in self.rows if "accuracy" in row]
+        self.progress(str(self), rounds, tested[-1] if tested else math.nan)
 
     def save(self) -> None:
         if is_first():
             content = {name: getattr(self, name) for name in KEPT}
-            content["made_by"] = self.made_by
+            content["made_by"] = self.script.title()
             save(self.path, self.fingerprint, content)
 
     def restore(self) -> None:
