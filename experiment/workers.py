@@ -149,8 +149,8 @@ def unknown_to_workers(run: Run) -> str:
         names = pickle.dumps(run)
     except Exception as error:  # a lambda, a function in another one
         return first_line(error)
-    file = getattr(sys.modules["__main__"], "__file__", None) or ""
-    if b"__main__" in names and not os.path.isfile(file):
+    file = getattr(sys.modules["__main__"], "__file__", None) or ""  # "<stdin>" is none
+    if not os.path.isfile(file) and (file or b"__main__" in names):
         return "workers cannot import a program without a file, such as a notebook"
     if sys.version_info < (3, 11):  # there a new process searches the current folder first
         for name in {path.stem for path in Path().iterdir()} & sys.stdlib_module_names:

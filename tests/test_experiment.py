@@ -1728,21 +1728,23 @@ test_experiment.main([*sys.argv[1:], "--out=b"])
     assert table("a") == table("b") == table("one")
 
 
-@pytest.mark.parametrize("is_file", [True, False])
-def test_a_program_without_a_main_guard_or_without_a_file(is_file, work):
-    """Workers would run the first once more, and cannot import the second."""
+@pytest.mark.parametrize("how", ["file", "command", "input"])
+def test_a_program_without_a_main_guard_or_without_a_file(how, work):
+    """Workers would run the first once more, and cannot import the others."""
     command = program("""
 def federate(config, fl, run): test_experiment.federate(config, fl, run)
 test_experiment.main([*test_experiment.SMALL, "--jobs=2", "--out=r"], federate=federate)
 """)
-    if is_file:
-        Path("mine.py").write_text(command[2])
+    Path("mine.py").write_text(command[2])
+    if how == "file":
         command = [sys.executable, "mine.py"]
+    elif how == "input":
+        command = ["sh", "-c", f"exec {sys.executable} < mine.py"]
     running = process(work, script=command)
     _, errors = running.communicate(timeout=300)
     lines = [line for line in errors.splitlines() if " rounds, " not in line]
     assert len(lines) == 1, errors
-    if is_file:
+    if how == "file":
         assert running.returncode == 2 and '__name__ == "__main__"' in lines[0]
     else:
         assert running.returncode == 0 and "one after another in this process" in lines[0]
