@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import common
@@ -24,7 +23,7 @@ from user_files import source_checksum
 from .disk import KEPT, TOTALS, damaged, file_name, kept_of, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
-from .ranks import has_group, is_first, on_first_rank
+from .ranks import is_first, on_first_rank
 from .script import Command
 from .terminal import say
 from .weights import begin_with, initial_weights
@@ -320,12 +319,10 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
             run.diverged = str(error)
             run.forget_last_test()
             run.rows.append(run.row_of(len(run.rows)) | {"diverged": 1})
-        run.save()
+        on_first_rank(run.save)  # the others may read it from now on
     vars(run).pop("fl", None)  # its memory
     run.state = {}
     run.report_progress(run.config.rounds)
-    if has_group():
-        dist.barrier()  # other ranks may read its checkpoint from now on
     return {"rows": run.rows, "diverged": run.diverged}
 
 

@@ -54,6 +54,7 @@ def train_in_workers(runs: list[Run], pool: "Workers", progress: Progress) -> No
                 progress(*pool.news.get())
             for task in done:
                 vars(run_of[task]).update(task.result())
+    pool.shutdown(wait=False)  # their memory is not needed for figures
 
 
 def train_in_ranks(runs: list[Run], store, progress: Progress) -> None:
