@@ -164,17 +164,16 @@ def check_folder(folder: Path, resume: bool) -> None:
     except UnicodeError:  # torch cannot open it
         raise UsageError(f"--out {str(folder)!a}: choose a name in UTF-8") from None
     has_runs = any(folder.glob(CHECKPOINTS))
-    if resume and has_runs:
-        return
-    if has_runs:
-        raise UsageError(f"--out {folder}: holds results; --resume continues")
-    others = {path.name for path in folder.glob("*")} - {".lock", CODE}
-    if resume and (not folder.is_dir() or others - {"checkpoints"}):
+    names = {path.name for path in folder.glob("*")} - {".lock", CODE}
+    halves = {path.name for path in folder.glob(".results-*")}
+    is_new = folder.is_dir() and not names - halves - {"checkpoints"}
+    if resume and not has_runs and not is_new:
         raise UsageError(f"--resume --out {folder}: nothing to resume, it holds no checkpoint")
-    if os.path.lexists(folder) and not folder.is_dir():
+    if not resume and os.path.lexists(folder) and not folder.is_dir():
         raise UsageError(f"--out {folder}: is a file; choose a folder")
-    if others and not resume:
-        raise UsageError(f"--out {folder}: holds files; choose an empty folder")
+    if not resume and names:
+        advice = "results; --resume continues" if has_runs else "files; choose an empty folder"
+        raise UsageError(f"--out {folder}: holds {advice}")
 
 
 def choose_folder(config, script: str) -> Path:
@@ -188,7 +187,6 @@ def choose_folder(config, script: str) -> Path:
         if not numbered:
             raise UsageError(f"--resume: {top} holds no run")
         say(f"--resume: in {last}")
-        check_folder(last, resume=True)
         return last
     for number in itertools.count(int(last.name) + 1):
         folder = top / f"{number:03}"
@@ -226,11 +224,11 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
     UsageError. It names what differs from the most similar run. It also raises UsageError if all
     runs there are another script's.
     """
+    check_folder(folder, resume)
     for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
         half.unlink()
     for half in folder.glob(".results-*"):
         shutil.rmtree(half)
-    check_folder(folder, resume)
     found = {*folder.glob(CHECKPOINTS)}
     mine = {run.path for run in runs}
     if found and not found & mine:
@@ -248,30 +246,41 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
 
 def refuse_other_scripts(folder: Path, found: set[Path], run) -> None:
     """Raises UsageError if the checkpoints that were found are all other scripts' than this run."""
+    mine = run.script.title()
     others = set()
     for path in found:
         content = read(path, run.device)["content"]
         if isinstance(content, dict):  # what `Run.cached` has saved is none
-            others.add(content.get("made_by", run.made_by))  # older ones do not say it
-    if others and run.made_by not in others:
+            others.add(str(content.get("made_by", mine)))  # older ones do not say it
+    if others and mine not in others:
         names = ", ".join(sorted(others))
-        raise UsageError(f"--resume: {folder} holds runs of {names}, not {run.made_by}")
+        raise UsageError(f"--resume: {folder} holds runs of {names}, not {mine}")
 
 
 def note_code(folder: Path, resume: bool) -> None:
     """Notes which versions of our code train here. If a file has several, one line says so."""
-    versions = {}
-    if resume:
-        by_hand = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-        with contextlib.suppress(OSError, *by_hand):  # somebody edited it
-            before = json.loads((folder / CODE).read_text())
-            versions = {file: [*map(int, checksums)] for file, checksums in before.items()}
+    versions = read_json(folder / CODE) if resume else {}
+    edited = []
     for file, checksum in our_code().items():
-        versions[file] = sorted({checksum, *versions.get(file, [])})
+        known = versions.get(file)
+        if not isinstance(known, list):  # it is new, or somebody wrote into the file
+            known = []
+        versions[file] = [other for other in known if other != checksum] + [checksum]
+        if len(versions[file]) > 1:
+            edited.append(file)
     with written_aside(folder) as half:
         (half / CODE).write_text(json.dumps(versions, indent=1))
-    if edited := [file for file, checksums in versions.items() if len(checksums) > 1]:
+    if edited:
         say(f"{', '.join(edited)}: edited since these runs began")
+
+
+def read_json(path: Path) -> dict:
+    """Returns what a file of ours holds; nothing if it is absent, or somebody wrote into it."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 # ------------------------------------------------------------------------------------ results
@@ -300,8 +309,8 @@ def files_of_before(folder: Path) -> list[str]:
     """
     top = folder.resolve()
     names = []
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):
-        for name in json.loads((top / "summary.json").read_text())["files"]:
+    with contextlib.suppress(TypeError, OSError, RuntimeError):  # edited; a loop of links
+        for name in read_json(top / "summary.json").get("files", []):
             path = top / name
             if top in path.parents and path.parent.resolve() == path.parent:
                 names.append(name)

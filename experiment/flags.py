@@ -217,28 +217,22 @@ def defaults_of(config_class) -> dict:
 def check_config(config_class) -> None:
     """Raises UsageError if a class sets options that a dataclass does not see, or of no kind."""
     defaults = defaults_of(config_class)
-    taken = {"help", "preset", "list_presets", "computed"}
-    taken |= {name for name, value in vars(Config).items() if callable(value)}
-    switches = [name for name, default in defaults.items() if isinstance(default, bool)]
-    taken |= {f"no_{name}" for name in switches}  # such as --no-resume
+    taken = {"help", "preset", "list_presets", *vars(Config)} - defaults_of(Config).keys()
+    taken |= {f"no_{name}" for name in defaults if isinstance(defaults[name], bool)}  # --no-resume
     for field in dataclasses.fields(config_class):
         where = f"{config_class.__name__}.{field.name}"
         if field.name in taken or field.name.startswith("_"):
             raise UsageError(f"{where} is no option: choose another name")
         if field.default is dataclasses.MISSING or not field.init:
             raise UsageError(f"{where} is no option: write = and its default, or flag(default, ..)")
-    options = {*defaults, *defaults_of(Config)}
-    owners = {name: owner for owner in reversed(config_class.__mro__) for name in vars(owner)}
-    for name, owner in owners.items():
+    for name in dir(config_class):
+        owner = next(owner for owner in config_class.__mro__ if name in vars(owner))
         value = vars(owner)[name]
-        if name in options and isinstance(value, types.MemberDescriptorType):
+        default = defaults.get(name, value)
+        if name in defaults and isinstance(value, types.MemberDescriptorType):
             raise UsageError(f"{owner.__name__}: leave out slots=True, which hides options")
-        default = defaults.get(name)
-        is_hidden = name in options and not (value is default or value == default)
-        if is_hidden or isinstance(value, dataclasses.Field):
-            advice = "write @dataclass above the class, and a type after the name"
-            if owner is not config_class and name in vars(owner).get("__dataclass_fields__", ()):
-                advice = f"{config_class.__name__} has another: write its type and value there"
+        if isinstance(value, dataclasses.Field) or not (value is default or value == default):
+            advice = f"write its type and value in {config_class.__name__}, below @dataclass"
             raise UsageError(f"{owner.__name__}.{name} is no option: {advice}")
     for name in defaults:
         kind = about_flag(config_class, name)["kind"]
@@ -311,7 +305,6 @@ def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list,
     """
     example = (doc or f"python {sys.argv[0]}").strip().partition("\n")[0]  # -OO drops docstrings
     check_config(config_class)
-    refuse_old_words(config_class, argv)
     parser = make_parser(config_class, presets, example)
     given = parser.parse_args(argv)
     if given.list_presets:
@@ -335,13 +328,6 @@ def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list,
         config.check()
         configs.append(config)
     return configs, [name for name, values in grid.items() if len(values) > 1]
-
-
-def refuse_old_words(config_class, argv: list[str]) -> None:
-    """Raises UsageError for an option that has another name now."""
-    for word in argv:
-        if word.partition("=")[0] == "--arm" and "method" in config_class.__dataclass_fields__:
-            raise UsageError("--arm: this option is called --method now")
 
 
 def make_parser(config_class, presets: dict, example: str) -> Parser:

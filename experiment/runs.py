@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import common
@@ -25,7 +24,7 @@ from user_files import source_checksum
 from .disk import KEPT, TOTALS, damaged, file_name, kept_of, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
-from .ranks import has_group, is_first, on_first_rank
+from .ranks import is_first, on_first_rank
 from .script import Command
 from .terminal import say
 from .weights import begin_with, initial_weights
@@ -62,7 +61,6 @@ class Run:
         self.finished = 0  # --rounds when it ended; 0: not yet
         self.diverged = ""  # what was not finite
         self.last_test = []  # the columns of a test that is due in the last round only
-        self.made_by = self.script.title()
         self.is_tracked = self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
         self.device = self.config.device
@@ -215,15 +213,13 @@ class Run:
 
     def report_progress(self, rounds: int) -> None:
         """Reports that this run has done this many rounds, with the accuracy tested last."""
-        accuracy = math.nan
-        for row in self.rows:
-            accuracy = row.get("accuracy", accuracy)
-        self.progress(str(self), rounds, accuracy)
+        tested = [row["accuracy"] for row in self.rows if "accuracy" in row]
+        self.progress(str(self), rounds, tested[-1] if tested else math.nan)
 
     def save(self) -> None:
         if is_first():
             content = {name: getattr(self, name) for name in KEPT}
-            content["made_by"] = self.made_by
+            content["made_by"] = self.script.title()
             save(self.path, self.fingerprint, content)
 
     def restore(self) -> None:
@@ -345,12 +341,10 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
             run.diverged = str(error)
             run.forget_last_test()
             run.rows.append(run.row_of(len(run.rows)) | {"diverged": 1})
-        run.save()
+        on_first_rank(run.save)  # the others may read it from now on
     vars(run).pop("fl", None)  # its memory
     run.state = {}
     run.report_progress(run.config.rounds)
-    if has_group():
-        dist.barrier()  # other ranks may read its checkpoint from now on
     return {"rows": run.rows, "diverged": run.diverged}
 
 

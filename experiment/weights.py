@@ -1,10 +1,10 @@
 """The final weights of a run: as an ordinary model (`trained`), and where --init begins."""
 
-import re
 from pathlib import Path
 
 from torch import Tensor, nn
 
+from bases import BASES
 from data import load_data
 from errors import UsageError
 from nets import SIDE, Single, build_model
@@ -28,16 +28,15 @@ def trained(
     (n, L, F), tables (n, F) or text (n, L). It returns logits (n, classes). Raises UsageError
     unless the folder holds exactly one such run, which has ended and did not diverge.
     """
-    found = runs_in(Path(folder), method, trial)
-    found = [run for run in found if agrees(run, setting)]
-    options, theta = weights_of(Path(folder), found, trial)
-    data = load_data(options["dataset"], data_dir, side=SIDE.get(options["model"], 0))
+    options, theta = find(Path(folder), method, trial, setting)
+    name = options["model"]
+    data = load_data(options["dataset"], data_dir, side=SIDE.get(name, 0))
+    projection = getattr(BASES.get(options["base"]), "wants_projection", False)
     given = {"dtype": theta.dtype, "width": options["width"], "norm": options["norm"]}
-    for projection in (False, True):
-        model = build_model(options["model"], data, projection=projection, **given)
-        if model.size == len(theta):
-            return Single(model.bind(theta[None], grad=True)).eval()
-    raise UsageError(f"{folder}: {len(theta)} weights do not fit into --model {options['model']}")
+    model = build_model(name, data, projection=projection, **given)
+    if model.size != len(theta):
+        raise UsageError(f"{folder}: {len(theta)} weights do not fit into --model {name}")
+    return Single(model.bind(theta[None], grad=True)).eval()
 
 
 def initial_weights(config, trial: int, setting: str) -> Tensor:
@@ -53,14 +52,13 @@ def initial_weights(config, trial: int, setting: str) -> Tensor:
     if not folder.is_dir():
         name, _, method = config.init.partition(":")
         folder = Path(name)
-    files = folder.glob("checkpoints/*-trial*.pt")
-    trials = {re.search(r"\d+$", file.stem)[0] for file in files}
+    trials = {path.stem.rpartition("trial")[2] for path in folder.glob("checkpoints/*-trial*.pt")}
     if len(trials) == 1:
-        trial = int(*trials)
-    found = runs_in(folder, method, trial)
-    if len(found) > 1:
-        found = [run for run in found if agrees(run, setting)]
-    options, theta = weights_of(folder, found, trial)
+        [trial] = trials
+    try:
+        options, theta = find(folder, method, trial, "")
+    except UsageError:
+        options, theta = find(folder, method, trial, setting)
     now = {"model": config.model, "width": config.width, "norm": config.norm}
     now["the file of --model, checksum"] = source_checksum(config.model)
     before = {name: options.get(name) for name in now}
@@ -79,40 +77,32 @@ def begin_with(theta: Tensor, fl) -> None:
     fl.start = lambda: start() | {"theta": theta.clone()}
 
 
-def runs_in(folder: Path, method: str, trial: int) -> list[tuple[dict, dict]]:
-    """Returns the options, {name: value}, and the rest of each run of this method and trial."""
+def find(folder: Path, method: str, trial, setting: str) -> tuple[dict, Tensor]:
+    """Returns the options of a run, {name: value}, and its final weights (P,)."""
     found = []
-    for path in sorted(folder.glob(f"checkpoints/*-trial{trial}.pt")):
+    for path in folder.glob(f"checkpoints/*-trial{trial}.pt"):
         saved = read(path, "cpu")
         options = saved["fingerprint"]
         is_run = "method" in options  # what `Run.cached` has saved has none
-        if is_run and method in ("", options["method"]):
+        if is_run and method in ("", options["method"]) and agrees(options, setting):
             found.append((options, kept_of(path, saved["content"])))
-    return found
+    whose = f"{folder}, trial {trial}"
+    if len(found) != 1:
+        advice = "name its method, trial and setting as in metrics.csv"
+        raise UsageError(f"{whose}: {len(found)} such runs instead of one; {advice}")
+    [(options, kept)] = found
+    if kept["diverged"] or not kept["finished"]:
+        raise UsageError(f"{whose}: has not ended; {kept['diverged'] or '--resume continues it'}")
+    theta = kept["state"].get("theta")
+    if not isinstance(theta, Tensor) or options["base"] == "solo":
+        raise UsageError(f"{whose}: has no global weights, state['theta'] of all clients")
+    return options, theta
 
 
-def agrees(run: tuple[dict, dict], setting: str) -> bool:
-    """Whether the options of a run are those of a setting, as far as its method uses them."""
-    options, _ = run
+def agrees(options: dict, setting: str) -> bool:
+    """Whether a run has the options of a setting, as far as its method uses them."""
     shown = f" {setting} "
     for name, value in options.items():
         if f" {name}=" in shown and f" {name}={value} " not in shown:
             return False
     return True
-
-
-def weights_of(folder: Path, found: list[tuple[dict, dict]], trial: int) -> tuple[dict, Tensor]:
-    """Returns the options and the final weights (P,) of the run that was found, if it is one."""
-    if len(found) != 1:
-        names = [f"{kept['rows'][0]['setting']} {options['method']}" for options, kept in found]
-        listed = f" ({'; '.join(sorted(names))})" if names else ""
-        advice = "name one by its method, trial and setting in metrics.csv"
-        raise UsageError(f"{folder}: {len(found)} such runs of trial {trial}{listed}; {advice}")
-    [(options, kept)] = found
-    whose = f"{folder}: {options['method']}, trial {trial}"
-    if kept["diverged"] or not kept["finished"]:
-        raise UsageError(f"{whose}, has not ended: {kept['diverged'] or '--resume continues it'}")
-    theta = kept["state"].get("theta")
-    if not isinstance(theta, Tensor) or options["base"] == "solo":
-        raise UsageError(f"{whose}, has no global weights: its state holds no theta of all clients")
-    return options, theta

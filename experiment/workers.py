@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -55,6 +54,7 @@ def train_in_workers(runs: list[Run], pool: "Workers", progress: Progress) -> No
                 progress(*pool.news.get())
             for task in done:
                 vars(run_of[task]).update(task.result())
+    pool.shutdown(wait=False)  # their memory is not needed for figures
 
 
 def train_in_ranks(runs: list[Run], store, progress: Progress) -> None:
@@ -150,8 +150,8 @@ def unknown_to_workers(run: Run) -> str:
         names = pickle.dumps(run)
     except Exception as error:  # a lambda, a function in another one
         return first_line(error)
-    file = getattr(sys.modules["__main__"], "__file__", None) or ""
-    if b"__main__" in names and not os.path.isfile(file):
+    file = getattr(sys.modules["__main__"], "__file__", None) or ""  # "<stdin>" is none
+    if not os.path.isfile(file) and (file or b"__main__" in names):
         return "workers cannot import a program without a file, such as a notebook"
     if sys.version_info < (3, 11):  # there a new process searches the current folder first
         for name in {path.stem for path in Path().iterdir()} & sys.stdlib_module_names:
@@ -194,14 +194,9 @@ def begin_worker(parent: int, news, on_gpu: bool) -> None:
 
 
 def train_in_worker(run: Run) -> dict:
-    """Trains a run. What it raises can be sent to the parent."""
+    """Trains a run. An error that cannot be sent to the parent becomes the reason, why not."""
     try:
         return train(run, lambda *progress: tell_parent(progress))
     except Exception as error:
-        seen = traceback.format_exc()
-        with contextlib.suppress(Exception):
-            pickle.loads(pickle.dumps(error))
-            seen = ""
-        if seen:
-            raise RuntimeError(f"in a worker\n{seen}") from None
+        pickle.loads(pickle.dumps(error))  # may fail; the traceback shows both
         raise

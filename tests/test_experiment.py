@@ -399,7 +399,7 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
             experiment.parse(config, {}, DOC, [])
     for config in (Free, Cached, Equal):
         assert experiment.parse(config, {}, DOC, [])
-    with pytest.raises(UsageError, match="^Faster.lr is no option: Both has another"):
+    with pytest.raises(UsageError, match="^Faster.lr is no option: write .* in Both,"):
         experiment.parse(Both, {}, DOC, [])
     with pytest.raises(UsageError, match="^Named.kind has a default of type Kind; wanted"):
         experiment.parse(Named, {}, DOC, [])
@@ -1122,7 +1122,7 @@ def test_the_checksums_of_our_code_are_written_as_other_files_are(work, capsys):
 def test_only_a_folder_with_this_scripts_runs_is_resumed(work, capsys):
     assert "r: nothing to resume" in refused(capsys, "--out=r", "--resume")
     assert not Path("r").exists()
-    Path("r").mkdir()  # as a kill before the first checkpoint leaves it
+    Path("r/.results-half").mkdir(parents=True)  # as a kill before the first checkpoint leaves it
     start("--out=r", "--resume")
     before = files("r")
     with pytest.raises(SystemExit) as stop:
@@ -1728,25 +1728,41 @@ test_experiment.main([*sys.argv[1:], "--out=b"])
     assert table("a") == table("b") == table("one")
 
 
-@pytest.mark.parametrize("is_file", [True, False])
-def test_a_program_without_a_main_guard_or_without_a_file(is_file, work):
-    """Workers would run the first once more, and cannot import the second."""
+@pytest.mark.parametrize("how", ["file", "command", "input"])
+def test_a_program_without_a_main_guard_or_without_a_file(how, work):
+    """Workers would run the first once more, and cannot import the others."""
     command = program("""
 def federate(config, fl, run): test_experiment.federate(config, fl, run)
 test_experiment.main([*test_experiment.SMALL, "--jobs=2", "--out=r"], federate=federate)
 """)
-    if is_file:
-        Path("mine.py").write_text(command[2])
+    Path("mine.py").write_text(command[2])
+    if how == "file":
         command = [sys.executable, "mine.py"]
+    elif how == "input":
+        command = ["sh", "-c", f"exec {sys.executable} < mine.py"]
     running = process(work, script=command)
     _, errors = running.communicate(timeout=300)
     lines = [line for line in errors.splitlines() if " rounds, " not in line]
     assert len(lines) == 1, errors
-    if is_file:
+    if how == "file":
         assert running.returncode == 2 and '__name__ == "__main__"' in lines[0]
     else:
         assert running.returncode == 0 and "one after another in this process" in lines[0]
         assert len(table("r")) == 16
+
+
+def test_an_error_that_cannot_be_sent_from_a_worker_is_shown(work):
+    """An exception of two arguments, which pickle cannot make again."""
+    text = """
+class Odd(Exception):
+    def __init__(self, one, two): super().__init__(f"{one} and {two}")
+def federate(config, fl, run): raise Odd("this", "that")
+if __name__ == "__main__":
+    test_experiment.main([*test_experiment.SMALL, "--jobs=2", "--out=r"], federate=federate)
+"""
+    Path("mine.py").write_text(program(text)[2])
+    _, errors = process(work, script=[sys.executable, "mine.py"]).communicate(timeout=300)
+    assert "Odd: this and that" in errors and "a worker is gone" not in errors
 
 
 @pytest.mark.parametrize("jobs", ["--jobs=1", "--jobs=2"])

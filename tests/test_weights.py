@@ -1,6 +1,5 @@
 """weights.py: a trained model is an ordinary one, and a run can begin with its weights."""
 
-import re
 import shutil
 from pathlib import Path
 
@@ -118,11 +117,12 @@ def test_a_trained_model_is_named_as_its_rows_are():
             net = experiment.trained("r", method=method, trial=1, setting=setting)
             last = rows("r", setting=setting, method=method, trial=1).iloc[-1]
             assert F.cross_entropy(net(x), y).item() == pytest.approx(last.loss, rel=1e-4)
-    several = re.escape("r: 2 such runs of trial 1 (alpha=0.1 fedavg; alpha=5.0 fedavg); name one")
-    with pytest.raises(UsageError, match=several):
+    with pytest.raises(
+        UsageError, match="^r, trial 1: 2 such runs instead of one; name its method"
+    ):
         experiment.trained("r", "fedavg", 1)
     for wrong in ({"method": "x"}, {"trial": 7}, {"setting": "alpha=0.7"}, {"folder": "gone"}):
-        with pytest.raises(UsageError, match=": 0 such runs of trial .; name one"):
+        with pytest.raises(UsageError, match=", trial .: 0 such runs"):
             experiment.trained(**{"folder": "r", "method": "fedavg"} | wrong)
 
 
@@ -131,8 +131,8 @@ def test_what_has_no_final_weights_is_one_line():
     [path] = Path("r/checkpoints").glob("*.pt")
     whole = torch.load(path)
     changes = {
-        "has not ended: --resume continues it": {"finished": 0},
-        "has not ended: round 2": {"diverged": "round 2: the update"},
+        "has not ended; --resume continues it": {"finished": 0},
+        "has not ended; round 2": {"diverged": "round 2: the update"},
         "has no global weights": {"state": {}},
         "damaged": {"rows": 5},
     }
@@ -173,26 +173,26 @@ def test_a_run_begins_with_the_weights_of_its_trial(model):
 def test_which_runs_weights_a_run_begins_with():
     train("--out=r", "--rounds=2")  # one trial of two methods
     line = refused(*STILL, "--init=r")
-    assert "r: 2 such runs of trial 0 (- fedavg; - fedavg+cl)" in line
+    assert "r, trial 0: 2 such runs instead of one; name its method" in line
     train("--out=one", *STILL, "--init=r:fedavg+cl", "--trials=3")  # its only trial is for all
     last = rows("r", method="fedavg+cl").iloc[-1].loss
     assert losses("one") == dict.fromkeys((0, 1, 2), last)
     train("--out=two", "--trials=2", "--method=base")
-    assert "two: 0 such runs of trial 2" in refused(*STILL, "--init=two", "--trials=3", "--out=x")
+    assert "two, trial 2: 0 such runs" in refused(*STILL, "--init=two", "--trials=3", "--out=x")
     train("--out=swept", "--alpha", "0.1", "5", "--method=base", "--rounds=2")
     train("--out=again", "--alpha", "5", "0.1", *STILL, "--init=swept")
     for setting in ("alpha=0.1", "alpha=5.0"):
         assert losses("again", setting=setting) == {0: rows("swept", setting=setting).loss[1]}
-    assert "2 such runs" in refused("--alpha", "0.5", *STILL, "--init=swept")
+    assert "0 such runs" in refused("--alpha", "0.5", "2", *STILL, "--init=swept")
     train("--out=other", "--alpha", "0.5", "2", *STILL, "--init=two")  # a single setting fits all
 
 
 def test_other_weights_and_other_models_are_one_line():
     train("--out=r", "--method=base")
     wrong = {
-        "--init=gone": "gone: 0 such runs of trial 0",
-        "--init=r:x": "r: 0 such runs of trial 0",
-        "--init=tiny.npz": "tiny.npz: 0 such runs",
+        "--init=gone": "gone, trial 0: 0 such runs",
+        "--init=r:x": "r, trial 0: 0 such runs",
+        "--init=tiny.npz": "tiny.npz, trial 0: 0 such runs",
         "--init=r --model=mine.py:Net": "another model (model lenet5, not mine.py:Net; the file",
         "--init=r --width=9": "another model (width 8, not 9)",
     }
