@@ -775,6 +775,13 @@ def test_what_a_run_costs_by_hand(capsys):
     [row] = compare.relative(found, spent).itertuples()
     assert row.samples == (24 + 15 / 3) / (12 + 9 / 3)
     assert row.megabytes == 1
+    cl = [scripted(f"fedavg+{how}", 0, [1, 2, 3.0], [8, 8, 8]) for how in ("cl", "constant")]
+    both = pd.concat([*parts[:1], *cl])
+    [row] = compare.relative(compare.gains(both), compare.costs(both)).itertuples()
+    assert (row.control, row.samples) == ("fedavg+constant", (48 + 3) / (12 + 3))
+    alone = pd.concat(cl)
+    [row] = compare.relative(compare.gains(alone), compare.costs(alone)).itertuples()
+    assert row.samples == 1
     line = compare.shown(found, spent).loc["-", "fedavg size"]
     assert line[["uploads", "samples", "scored", "seconds", "megabytes"]].tolist() == [
         "12", "24", "15", "6", "3",

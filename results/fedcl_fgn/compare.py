@@ -29,7 +29,7 @@ UNIFORM = {  # which method spends another one's uploads with uniform selection
     "criticalfl": "constant-criticalfl",
 }
 POINTS = 101  # of the curve, whose mean is taken
-LABELS = {"megabytes": "megabytes", "samples": "samples trained and a third of those scored"}
+LABELS = {"megabytes": "megabytes", "samples": "(samples + scored / 3)"}
 FORWARD = 1 / 3  # of the work on a sample in training: scoring has no backward pass
 
 
@@ -187,16 +187,19 @@ def show(df: pd.DataFrame, folder: Path) -> None:
 
 
 def relative(found: pd.DataFrame, spent: pd.DataFrame) -> pd.DataFrame:
-    """Returns the gains at equal uploads, with megabytes and samples as multiples of the control's.
+    """Returns the gains at equal uploads, with megabytes and samples as multiples of the base's.
 
-    A scored sample counts as a third of a sample in training.
+    Without the base, they are multiples of the control's. A scored sample counts as a third of a
+    sample in training.
     """
     work = spent.samples + FORWARD * spent.scored
     rows = found[found.cost == "uploads"].copy()
     for name, cost in (("megabytes", spent.megabytes), ("samples", work)):
         times = []
         for row in rows.itertuples():
-            times.append(cost[row.setting, row.method] / cost[row.setting, row.control])
+            base, _, _ = row.control.partition("+")
+            unit = cost.get((row.setting, base), cost[row.setting, row.control])
+            times.append(cost[row.setting, row.method] / unit)
         rows[name] = times
     return rows
 
@@ -244,6 +247,7 @@ def draw_gains(axis, rows: pd.DataFrame, cost: str) -> None:
     means = [0, *rows["mean"]]
     margin = np.ptp(means) / 2 + 0.5
     axis.set_ylim(min(means) - margin, max(means) + margin)
+    axis.set_xlim(0, 1.1 * rows[cost].max())
 
 
 def main(argv=None) -> None:
