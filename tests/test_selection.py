@@ -323,6 +323,15 @@ def test_a_gradient_of_zero_is_at_right_angles_to_all_others():
     assert a == d != b == c
 
 
+def test_angles_are_those_of_each_pair():
+    vectors = np.random.default_rng(0).normal(size=(40, 30))
+    vectors[20:] = 2 * vectors[:20]  # rounding puts some cosines above 1
+    found = rules.angles(vectors)
+    np.testing.assert_allclose(found[:20, 20:].diagonal(), 0, atol=1e-7)
+    for i, j in ((0, 1), (3, 17), (5, 9)):
+        assert found[i, j] == pytest.approx(plain_rules.angle(vectors[i], vectors[j]))
+
+
 @pytest.mark.parametrize("study", [selection, clock])
 def test_hics_wants_an_output_bias(tmp_path, data, study, capsys):
     (tmp_path / "mine.py").write_text(
