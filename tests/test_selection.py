@@ -848,7 +848,11 @@ def test_detection_is_compared_with_uniform_selection_at_its_own_uploads(tmp_pat
 
 def test_compare_joins_several_runs(tmp_path, data, monkeypatch, capsys):
     drawn = []
-    monkeypatch.setattr(compare, "plot", lambda found, spent, path, title: drawn.append(path))
+
+    def keep(found, spent, path, title):
+        drawn.append((len(found), len(spent), path))
+
+    monkeypatch.setattr(compare, "plot", keep)
     flags = ["--dataset", data, "--budget", "8", "--trials", "2", "--method", "base"]
     first = tmp_path / "size"
     other = tmp_path / "both"
@@ -859,7 +863,7 @@ def test_compare_joins_several_runs(tmp_path, data, monkeypatch, capsys):
     table = pd.read_csv(first / "gains.csv")
     assert set(table.method) == {"fedavg size", "fedavg oort"}
     assert table.trials.tolist() == [2] * 6
-    assert drawn == [first / "gains.png"]
+    assert drawn == [(6, 3, first / "gains.png")]
     launch(tmp_path / "alone", *flags, "--select", "size")
     capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
@@ -889,15 +893,41 @@ def test_compare_refuses_what_is_not_comparable(tmp_path, capsys):
         assert word in capsys.readouterr().err
 
 
-def test_a_figure_is_drawn(tmp_path):
-    """With an interval, and without one. More than 24 panels are not drawn."""
-    parts = [scripted("fedavg", 0, [1, 2], [2, 2]), scripted("fedavg size", 0, [2, 5], [2, 2])]
+def test_the_figure_shows_the_gains_over_their_costs(tmp_path, monkeypatch):
+    """The points of both panels. More than 24 panels are not drawn."""
+    figures = []
+
+    def keep(figure, path, **options):
+        figures.append(figure)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", keep)
+    parts = []
+    for trial in (0, 1):
+        parts.append(scripted("fedavg", trial, [1, 2.0], [2, 2]))
+        parts.append(scripted("fedavg size", trial, [2, 5.0 + trial], [2, 2], sent_mb=5.0))
     df = pd.concat(parts)
-    draw(compare.gains(df), compare.costs(df), tmp_path / "one.png", "a title")
-    assert (tmp_path / "one.png").stat().st_size > 10_000
-    many = pd.concat([df.assign(setting=f"alpha={i}") for i in range(13)])
-    draw(compare.gains(many), compare.costs(many), tmp_path / "many.png", "")
-    assert not (tmp_path / "many.png").exists()
+    found = compare.gains(df)
+    draw(found, compare.costs(df), tmp_path / "one.png", "a title")
+    [row] = compare.relative(found, compare.costs(df)).itertuples()
+    points = {}
+    intervals = []
+    for axis in figures[0].axes:
+        for line in axis.lines:
+            x, y = np.array(line.get_data()).tolist()
+            if line.get_label() == "fedavg size":
+                points[axis.get_xlabel()] = (*x, *y)
+            elif line.get_color() != "0.7":  # not the line at 0
+                intervals.append((x, y))
+    assert intervals == [([1, 1], [row.low, row.high])]
+    assert points == {
+        "megabytes / uniform selection's": (2, row.mean),
+        "(samples + scored / 3) / uniform selection's": (1, row.mean),
+    }
+    settings = [df.assign(setting=f"alpha={i}") for i in range(13)]
+    for number in (12, 13):
+        many = pd.concat(settings[:number])
+        draw(compare.gains(many), compare.costs(many), tmp_path / "many.png", "")
+    assert [len(figure.axes) for figure in figures] == [2, 24]
 
 
 # ---------------------------------------------------------------------------------- criticalfl.py
