@@ -2,7 +2,8 @@
 
 - trials.csv.xz: run, setting, method, trial, measure, value. The measures are accuracy in % in the
   final round, its mean of the last ten (last10), uploads, and a few of one script.
-- rounds.csv.xz: all rounds of the runs that were made after rounds were kept.
+- rounds.csv.xz: all rounds of the runs that were made after rounds were kept. Uploads, samples,
+  clock and megabytes are sums since round 1. The other columns belong to each round.
 - runs.csv: run, commit, trials, hours, command. It says where each run comes from.
 
 The methods of a trial have the same partition, initial weights and selections. So differences are
@@ -151,6 +152,14 @@ def difference(plus: str, minus: str, measure: str) -> pd.Series:
         if term:
             total = total - values(term, measure)
     return total.dropna()
+
+
+def markdown(head: Sequence, rows: list[Sequence]) -> list[str]:
+    """Returns a table's lines."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        lines.append("| " + " | ".join(map(str, row)) + " |")
+    return lines
 
 
 @dataclass

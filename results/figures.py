@@ -3,7 +3,8 @@
 Plots the figure of every script's page from the evidence. Comparisons are means over trials with
 95 % intervals, in points of accuracy, next to the published numbers. If there are many, a claim
 that is not at the paper's setting has only one: the one in the page's table. Colours say what a row
-is for its claim. It also plots clock.png, the answers of clock.md.
+is for its claim. It also plots clock.png, the answers of clock.md, and selection.png, if
+selection.md is there (selection_answers.py).
 """
 
 import argparse
@@ -11,7 +12,7 @@ import argparse
 import matplotlib
 import numpy as np
 
-from results import clock_answers, tables
+from results import clock_answers, selection_answers, tables
 from results.evidence import FOLDER, UNDECIDED, Interval
 
 matplotlib.use("Agg")
@@ -169,3 +170,6 @@ if __name__ == "__main__":
     for script in SCRIPTS:
         draw(script)
     draw_clock()
+    rounds = selection_answers.published()
+    if len(rounds):
+        selection_answers.plot(rounds)

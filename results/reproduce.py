@@ -27,6 +27,7 @@ COLUMNS = ["run", "setting", "method", "trial", "round", "clients", "uploads", "
 COLUMNS += ["accuracy", "loss", "train_loss", "own_pooled", "rank_correlation"]
 for spread in SPREADS:
     COLUMNS += [f"clock_{spread}", f"waiting_{spread}"]
+COLUMNS += ["clock", "received_mb", "sent_mb", "scored"]  # since 2026-11-28
 
 
 def read_works() -> pd.DataFrame:
@@ -107,9 +108,9 @@ def publish(work, replace=False) -> None:
     rounds["run"] = work.place
     rounds = rounds.reindex(columns=COLUMNS, fill_value="")
     with FileLock(ROOT / "runs" / ".publish.lock"):
-        before = pd.read_csv(path, **text)
+        before = pd.read_csv(path, **text).reindex(columns=COLUMNS, fill_value="")
         theirs = before[before.run == work.place]
-        if theirs.values.tolist() == rounds.values.tolist():
+        if not theirs.empty and not change(theirs, rounds):
             print(f"its rounds are those of {path.name}, to the last digit")
             return
         if work.place in evidence.trials().index and not replace:
@@ -126,13 +127,14 @@ def publish(work, replace=False) -> None:
 
 
 def change(before: pd.DataFrame, now: pd.DataFrame) -> str:
-    """Says how the rounds of a run differ from those before."""
+    """Says how the rounds of a run differ from those before, in the columns that those have."""
     if before.empty:
         return "which has none: trials.csv.xz has each trial's values"
     if len(before) != len(now):
         return f"{len(now)}, not {len(before)}"
-    columns = [name for name in COLUMNS if before[name].tolist() != now[name].tolist()]
-    return ", ".join(columns)
+    columns = [name for name in COLUMNS if (before[name] != "").any()]
+    differing = [name for name in columns if before[name].tolist() != now[name].tolist()]
+    return ", ".join(differing)
 
 
 def show(works: pd.DataFrame) -> None:

@@ -1,8 +1,9 @@
 """python -m results.tables [--check]
 
 Writes the tables of the pages from the evidence (evidence.py): in a page, the text between
-`<!-- KIND: SCRIPT -->` and `<!-- end -->`. It also writes differences.csv, all comparisons. --check
-writes nothing and exits with 1 if a file would change.
+`<!-- KIND: SCRIPT -->` and `<!-- end -->`. It also writes differences.csv, all comparisons, and the
+page selection.md (selection_answers.py). --check writes nothing and exits with 1 if a file would
+change.
 
 - claims.csv: the papers' claims, and ours (scale 'own'). Each has a statement, the paper's number
   and a setting.
@@ -27,14 +28,13 @@ import collections
 import json
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from experiment.report import holm
-from results import clock_answers
+from results import clock_answers, selection_answers
 from results.evidence import (
     CONFIRMED,
     EFFECTS,
@@ -47,6 +47,7 @@ from results.evidence import (
     Interval,
     difference,
     interval,
+    markdown,
     values,
 )
 
@@ -169,14 +170,6 @@ def checks(claim: str) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------------------ tables
-
-
-def markdown(head: Sequence, rows: list[Sequence]) -> list[str]:
-    """Returns a table's lines."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        lines.append("| " + " | ".join(map(str, row)) + " |")
-    return lines
 
 
 def claims(script: str) -> list[str]:
@@ -536,7 +529,10 @@ def main(argv: list[str]) -> int:
     files = {FOLDER / "differences.csv": differences()}
     for path in pages():
         files[path] = write(path.read_text())
-    stale = [path for path, text in files.items() if path.read_text() != text]
+    rounds = selection_answers.published()
+    if len(rounds):
+        files[FOLDER / "selection.md"] = selection_answers.page(rounds)
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         print(path.relative_to(FOLDER.parent))
     if given.check:

@@ -385,6 +385,9 @@ class StudyLoops(Loops):
     def in_fgn(self, eta):
         return eta if self.config.fgn_lr else 1
 
+    def round(self, t):
+        return super().round(t) | {"scored": 0}
+
     def is_over(self, t):
         if self.config.budget:
             return self.spent() == self.config.budget

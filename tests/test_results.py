@@ -9,10 +9,20 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.special import stdtr
+import test_english
+from scipy.special import stdtr, stdtrit
 
 from experiment import report
-from results import clock_answers, evidence, figures, front, reproduce, tables
+from results import (
+    clock_answers,
+    evidence,
+    figures,
+    front,
+    reproduce,
+    selection_answers,
+    tables,
+)
+from results.fedcl_fgn import rules
 
 ROOT = evidence.FOLDER.parent
 WORKS = reproduce.read_works()
@@ -470,7 +480,81 @@ def test_what_it_took_to_the_bases_accuracy():
     assert "diverged" not in found.index.get_level_values("method")
 
 
+# ------------------------------------------------------------------------------------ selection.md
+
+
+def pretend_runs(trials: int) -> pd.DataFrame:
+    """Rounds as published, in random order: `size` gains 6 points less a third of the trial."""
+    rows = []
+    for key, trial in itertools.product(("cifar10-0.1", "fmnist-0.1"), range(trials)):
+        for ending, method, gained in (
+            ("", "fedavg", 0),
+            ("", "fedavg size", 6 - trial / 3),
+            ("-detection", "fedavg+cl", 2),
+            ("-detection", "fedavg+constant", (-1) ** trial),
+        ):
+            run = f"fedcl_fgn/rules-{key}-{trial + 1}{ending}"
+            for t in range(1, 13):
+                row = {"run": run, "setting": "", "method": method, "trial": 0, "round": t}
+                row |= {"accuracy": 50 + gained, "uploads": 16 * t, "samples": 100 * t, "clock": t}
+                rows.append(row | {"received_mb": 2 * t, "sent_mb": t, "scored": 7})
+    rows.append(rows[-1] | {"run": "fedcl_fgn/other"})
+    return pd.DataFrame(rows).sample(frac=1, random_state=0)
+
+
+def test_the_page_of_rules_by_hand(monkeypatch):
+    monkeypatch.setattr(evidence, "rounds", lambda: pretend_runs(3))
+    page = selection_answers.page(selection_answers.published())
+    d = np.array([6, 6 - 1 / 3, 6 - 2 / 3])
+    half = 4.302652729 * d.std(ddof=1) / np.sqrt(3)
+    interval = f"{d.mean():+.1f} [{d.mean() - half:.1f}, {d.mean() + half:.1f}]"
+    costs = "192 | 36 | 1200 | 84 | 12 |"
+    assert page.count(f"| uniform |  |  |  |  | 50.0 | {costs}") == 2
+    line = f"| size | {interval}* | {interval}* | {interval}* | 3 | 55.7 | {costs}"
+    assert page.count(line) == 2
+    assert page.count("| cl | +1.7 [-1.2, 4.5] |") == 2  # 1, 3 and 1
+    assert "of 12 gains differ from 0" in page
+    assert "has 3 on CIFAR-10, alpha 0.1; 0 on CIFAR-10, alpha 0.5; 3 on Fashion-MNIST" in page
+    needed = stdtrit(5, 1 - 0.025 / 12) / np.sqrt(6)
+    assert f"a mean of {needed:.1f} standard deviations" in page
+    assert {*selection_answers.CAVEATS} == {*rules.RULES, "cl", "criticalfl"} - {"uniform"}
+    text = test_english.read(page)
+    lengths = test_english.sentence_lengths(text)
+    assert lengths[int(0.95 * len(lengths))] <= 25
+    assert test_english.longest_cell(page) <= 20
+    assert test_english.old_words(text) == []
+
+
+def test_there_is_no_page_of_rules_before_three_trials(monkeypatch):
+    monkeypatch.setattr(evidence, "rounds", lambda: pretend_runs(2))
+    assert selection_answers.published().empty
+
+
+def test_the_tables_write_the_page_of_rules(tmp_path, monkeypatch):
+    monkeypatch.setattr(selection_answers, "published", lambda: pretend_runs(1))
+    monkeypatch.setattr(selection_answers, "page", lambda rounds: "the page\n")
+    monkeypatch.setattr(tables, "FOLDER", tmp_path / "results")
+    monkeypatch.setattr(tables, "differences", lambda: "none\n")
+    monkeypatch.setattr(tables, "pages", list)
+    (tmp_path / "results").mkdir()
+    path = tmp_path / "results" / "selection.md"
+    assert tables.main(["--check"]) == 1
+    assert not path.exists()
+    assert tables.main([]) == 0
+    assert path.read_text() == "the page\n"
+    assert tables.main(["--check"]) == 0
+
+
 # -------------------------------------------------------------------------------------- reproduce
+
+
+def test_columns_that_older_rounds_lack_are_not_compared():
+    older = pd.DataFrame([["a", "1.5", "", ""]], columns=["run", "accuracy", "clock", "loss"])
+    older = older.reindex(columns=reproduce.COLUMNS, fill_value="")
+    now = older.assign(clock="3.0", loss="0.1")
+    assert reproduce.change(older, now) == ""
+    assert reproduce.change(older, now.assign(accuracy="1.6")) == "accuracy"
+    assert reproduce.change(now, now.assign(loss="0.2", clock="")) == "loss, clock"
 
 
 def test_every_claim_has_a_command_and_every_run_a_line():

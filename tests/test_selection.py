@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import ordinary
 import pandas as pd
+import plain_rules
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,7 @@ from fedcl_loops import (
     read,
     write_data,
 )
+from scipy import stats
 
 import common
 import experiment
@@ -28,6 +31,8 @@ import fedcl_fgn
 from data import load_data
 from experiment import report
 from results.fedcl_fgn import clock, compare, criticalfl, rules, selection
+
+draw = compare.plot  # other tests draw nothing
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,7 @@ def data(tmp_path_factory) -> str:
 def quiet(monkeypatch):
     """No figures: they have tests of their own."""
     monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+    monkeypatch.setattr(compare, "plot", lambda *args: None)
 
 
 def launch(folder, *flags) -> list[dict]:
@@ -149,13 +155,117 @@ def test_fewer_clients_are_among_more(rule, numbers):
 # ---------------------------------------------------------------------------- rules of other papers
 
 
-def make_turns(M, seed=1) -> dict:
-    rng = np.random.default_rng(seed)
-    turns = {}
-    for m in range(M):
-        bias = rng.normal(size=4).tolist()
-        turns[m] = {"round": m + 1, "loss": 1 + rng.random(), "bias": bias, "times": 1}
-    return turns
+@pytest.mark.parametrize("name", rules.RULES)
+def test_a_rule_selects_as_its_plain_program(name):
+    cells, difference = plain_rules.compare(name)
+    assert cells > 900
+    assert difference < 1e-12
+
+
+def test_oort_explores_less_as_rounds_pass():
+    """0.9 * 0.98^t of the clients are new, but at least a fifth, and all that utility leaves."""
+    fl = plain_rules.federation(plain_rules.World(2))
+    found = []
+    for t, known in ((0, 20), (20, 20), (300, 20), (400, 3)):
+        turns = {m: {"round": 1} for m in range(known)}
+        utility = dict.fromkeys(range(known), 1.0)
+        state = {"theta": None, "turns": turns, "oort": {"utility": utility, "achieved": []}}
+        clients = rules.oort(fl, state, t, 10).clients
+        found.append((clients >= known).sum())
+    assert found == [9, round(10 * 0.9 * 0.98**20), 2, 7]
+
+
+def test_oort_knows_a_utility_among_many_without_loss():
+    """29 of 40 clients have no loss. By its odds the other is in 83 % of the selections."""
+    turns = {m: {"round": 40} for m in range(30)}
+    found = 0
+    for seed in range(100):
+        fl = plain_rules.federation(plain_rules.World(seed))
+        fl.devices = np.ones((2, 40))
+        fl.sizes = np.full(40, 9)
+        utility = {m: 5.0 * (m == 3) for m in range(30)}
+        state = {"theta": None, "turns": turns, "oort": {"utility": utility, "achieved": []}}
+        drawn = rules.oort(fl, state, 200, 5)
+        found += 3 in drawn.clients
+        assert drawn.scored == 45
+    assert 65 < found < 97
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_oorts_seconds_are_those_of_the_clock(data, vectors):
+    """`Federation.cost`, if a client is alone in its round."""
+    fl = federate(data, "--epochs", "3")
+    fl.base.vectors = vectors
+    seconds = rules.durations(fl)
+    for m in fl.everyone:
+        update = SimpleNamespace(clients=np.array([m]), samples=3 * fl.sizes[[m]])
+        assert seconds[m] == pytest.approx(fl.cost(update)["clock"])
+    assert np.ptp(seconds) > 0.1
+
+
+def test_the_distances_of_gradients_are_scipys():
+    from scipy.spatial.distance import pdist, squareform
+
+    vectors = np.random.default_rng(0).normal(size=(7, 30))
+    vectors[3] = vectors[5]
+    found = rules.distances(torch.tensor(vectors)).numpy()
+    np.testing.assert_allclose(found, squareform(pdist(vectors)), atol=1e-7)
+    assert (found.diagonal() == 0).all()
+
+
+def test_divfl_is_nearly_as_good_as_the_best_set():
+    """Of all sets of 3 of 9: greedy gains at least 1 - 1/e of what the best one gains."""
+    points = np.random.default_rng(4).normal(size=(9, 2))
+    distance = np.linalg.norm(points[:, None] - points, axis=2)
+    totals = [distance[:, list(S)].min(1).sum() for S in itertools.combinations(range(9), 3)]
+    taken = rules.take_representatives(distance, 3)
+    worst = distance.max() * 9
+    gained = worst - distance[:, taken].min(1).sum()
+    assert gained >= (1 - 1 / math.e) * (worst - min(totals))
+    assert sorted(rules.take_representatives(distance, 9)) == list(range(9))
+
+
+@pytest.mark.parametrize("name", ["clusters_by_size", "clusters_by_similarity"])
+def test_clusters_select_clients_nearly_in_proportion_to_their_sizes(name):
+    """A client that lies in two urns takes part more rarely, and the others more often."""
+    world = plain_rules.World(1)
+    fl = plain_rules.federation(world)
+    pi = rules.inclusion(fl.sizes, 8)
+    counts = np.zeros(40)
+    for t in range(3000):
+        state = {"turns": {}, "theta": torch.zeros(plain_rules.P, dtype=torch.float64)}
+        drawn = rules.RULES[name](fl, state, t, 8)
+        counts[drawn.clients] += 1
+        assert len(set(drawn.clients)) == 8
+        np.testing.assert_allclose(drawn.weights, fl.sizes[drawn.clients] / pi[drawn.clients])
+    np.testing.assert_allclose(counts / 3000, pi, atol=0.06)
+    assert counts[0] == 3000  # it fills an urn
+
+
+def test_no_client_is_chosen_of_some():
+    assert rules.choose(np.random.default_rng(0), np.arange(3), 0, np.ones(3)).tolist() == []
+
+
+def test_an_urn_whose_clients_are_all_taken_selects_another():
+    urns = np.array([[1.0, 0, 0], [1.0, 0, 0], [1.0, 0, 0]])
+    assert rules.draw_from_urns(urns, np.random.default_rng(0)).tolist() == [0, 1, 2]
+
+
+def test_masses_fill_rooms_in_order():
+    """By hand: 0.5, 0.8 and 0.4 in rooms of 1, 0.2 and 0.5."""
+    found = rules.allocate(np.array([0.5, 0.8, 0.4]), np.array([1, 0.2, 0.5]))
+    np.testing.assert_allclose(found, [[0.5, 0.5, 0], [0, 0.2, 0], [0, 0.1, 0.4]], atol=1e-12)
+
+
+def test_groups_are_the_largest_branches_that_fit():
+    """Three directions. Together the first four weigh too much, so their tree is cut."""
+    degrees = np.radians([0, 1, 10, 11, 90, 180])
+    vectors = np.stack([np.cos(degrees), np.sin(degrees)], 1)
+    found = rules.similar_groups(vectors, np.array([0.3, 0.3, 0.2, 0.3, 0.4, 1.0]))
+    assert [group.tolist() for group in found] == [[5], [0, 1], [2, 3], [4]]
+    [alone] = rules.similar_groups(vectors[:1], np.array([0.3]))
+    assert alone.tolist() == [0]
+    assert rules.similar_groups(vectors[:0], np.array([])) == []
 
 
 def test_fedcor_conditions_as_scikit_learns_gaussian_process():
@@ -207,54 +317,19 @@ def test_fedcor_learns_its_covariance_as_scikit_learns_pca(M, rank):
     np.testing.assert_allclose((K + s_sq * np.eye(M)) * 50 / 49, pca.get_covariance(), atol=1e-10)
 
 
-def test_fedcor_warms_up_and_then_takes_the_greedy_clients(monkeypatch):
-    monkeypatch.setattr(rules, "WARM_UP", 6)
-    monkeypatch.setattr(rules, "RANK", 2)
-    losses = np.random.default_rng(1).normal(size=(8, 10)).cumsum(0)
-    monkeypatch.setattr(rules, "mean_losses", lambda fl, theta, clients: losses[theta])
-    fl = pretend(np.arange(10) + 5)
-    state = {"turns": make_turns(4) | {7: {"times": 3}}}
-    for t in range(6):
-        state["theta"] = t
-        drawn = rules.fedcor(fl, state, t, 3)
-        assert np.array_equal(drawn.clients, fl.select(t, 3))
-        assert drawn.scorers == 7
-    state["theta"] = 6
-    drawn = rules.fedcor(fl, state, 6, 3)
-    K, s_sq = rules.fit_covariance(np.diff(losses[:7], axis=0), 2)
-    alpha = 0.95 ** np.array([1, 1, 1, 1, 0, 0, 0, 3, 0, 0])
-    taken = rules.take_greedily(K, s_sq, alpha, fl.sizes / fl.sizes.sum(), 3)
-    assert drawn.clients.tolist() == sorted(taken)
-    assert np.array_equal(drawn.weights, fl.sizes[drawn.clients])
-    assert drawn.scorers == 7  # for the last difference
-    assert len(state["losses"]) == 7
-    assert rules.fedcor(fl, state, 7, 3).scorers == 0
-    assert len(state["losses"]) == 7
-
-
-def test_entropy_reads_the_labels_from_the_output_bias():
-    from scipy.stats import entropy
-
-    bias = np.array([[0.0, 0, 0, 0], [1, -0.3, -0.3, -0.4], [0.3, 0.3, -0.3, -0.3]])
-    H = rules.entropy(bias)
-    softmax = np.exp(bias / 0.1) / np.exp(bias / 0.1).sum(1, keepdims=True)
-    np.testing.assert_allclose(H, entropy(softmax, axis=1), rtol=1e-10)
-    assert H[0] == pytest.approx(math.log(4))
-    assert H[0] > H[2] > H[1]
-
-
-def test_hics_first_takes_who_has_not_taken_part():
-    fl = pretend([10] * 20)
-    drawn = rules.hics(fl, {"turns": make_turns(17)}, 0, 5)
-    assert {17, 18, 19} < set(drawn.clients.tolist())
-    assert len(drawn.clients) == 5
-    assert np.array_equal(drawn.weights, [10] * 5)
-
-
 def test_a_gradient_of_zero_is_at_right_angles_to_all_others():
     bias = np.array([[0.0, 0], [1, 0], [1, 0], [0, 0]])
     a, b, c, d = rules.cluster_by_bias(bias, np.ones(4), 2)
     assert a == d != b == c
+
+
+def test_angles_are_those_of_each_pair():
+    vectors = np.random.default_rng(0).normal(size=(40, 30))
+    vectors[20:] = 2 * vectors[:20]  # rounding puts some cosines above 1
+    found = rules.angles(vectors)
+    np.testing.assert_allclose(found[:20, 20:].diagonal(), 0, atol=1e-7)
+    for i, j in ((0, 1), (3, 17), (5, 9)):
+        assert found[i, j] == pytest.approx(plain_rules.angle(vectors[i], vectors[j]))
 
 
 @pytest.mark.parametrize("study", [selection, clock])
@@ -276,68 +351,11 @@ def test_hics_wants_an_output_bias(tmp_path, data, study, capsys):
     study.main([*words.split(), "oort", "--resume"])  # it needs no bias
 
 
-def test_hics_leaves_high_entropy_for_all_as_gamma_falls():
-    flat = {"bias": [0.01, 0, 0, -0.01]}
-    skewed = {"bias": [0.7, -0.2, -0.3, -0.2]}
-    turns = {m: flat if m < 10 else skewed for m in range(20)}
-    counts = np.zeros((2, 20))
-    for i, t in enumerate((0, 10)):  # gamma falls from 4 to 0
-        for seed in range(200):
-            drawn = rules.hics(pretend([10] * 20, seed), {"turns": turns}, t, 2)
-            counts[i, drawn.clients] += 1
-            assert np.array_equal(drawn.weights, [1, 1])
-    assert counts.sum() == 800
-    assert counts[0, :10].sum() > 350
-    assert 150 < counts[1, :10].sum() < 250
-
-
 def test_gamma_falls_with_the_uploads_of_a_budget():
     config = SimpleNamespace(budget=40, rounds=10)
     assert rules.spent(config, {"uploads": 10}, 9) == 0.25
     config.budget = 0
     assert rules.spent(config, {"uploads": 10}, 9) == 0.9
-
-
-def test_hics_draws_inside_a_cluster_by_size():
-    """Two clusters of equal entropy, one of a large and a small client."""
-    turns = {0: {"bias": [1.0, 0]}, 1: {"bias": [1.0, 0]}, 2: {"bias": [0, 1.0]}}
-    counts = np.zeros(3)
-    for seed in range(400):
-        drawn = rules.hics(pretend([30, 10, 20], seed), {"turns": turns}, 10, 1)
-        counts[drawn.clients] += 1
-    np.testing.assert_allclose(
-        rules.cluster_by_bias(np.eye(2)[[0, 0, 1]], np.ones(3), 2), [1, 1, 2]
-    )
-    assert 1.8 < counts[0] / counts[1] < 5.5
-
-
-def test_oort_tries_new_clients_first():
-    fl = pretend([10] * 30)
-    explored = []
-    for t in (0, 20, 300):
-        clients = rules.oort(fl, {"turns": make_turns(20)}, t, 10).clients
-        explored.append(len(set(clients) - set(range(20))))
-    assert explored == [9, round(10 * 0.9 * 0.98**20), 2]
-    few = rules.oort(fl, {"turns": make_turns(3)}, 400, 10).clients
-    assert len(few) == 10
-    assert {0, 1, 2} < set(few)  # only three are known: seven are new
-
-
-def test_oort_follows_utility():
-    turns = {m: {"round": 40, "loss": 5.0 if m < 6 else 0.1} for m in range(30)}
-    for seed in range(20):
-        drawn = rules.oort(pretend([10] * 30, seed), {"turns": turns}, 40, 5)
-        assert set(drawn.clients) <= set(range(6))
-    turns[20] = {"round": 1, "loss": 4.0}  # long ago: sqrt(.1 log t / t_k) lifts it above the cut
-    draws = [rules.oort(pretend([10] * 30, s), {"turns": turns}, 40, 5) for s in range(20)]
-    assert any(20 in drawn.clients for drawn in draws)
-
-
-def test_oort_knows_a_utility_among_many_without_loss():
-    """29 of 30 clients have no loss. By its odds the other is in 83 % of the selections."""
-    turns = {m: {"round": 40, "loss": 5.0 if m == 3 else 0.0} for m in range(30)}
-    draws = [rules.oort(pretend([10] * 30, s), {"turns": turns}, 40, 5).clients for s in range(100)]
-    assert 65 < sum(3 in clients for clients in draws) < 97
 
 
 def test_power_of_choice_takes_the_candidates_of_largest_loss(data):
@@ -361,6 +379,7 @@ def test_what_is_remembered_is_the_gradient_of_the_bias(data):
     """After one step of plain SGD: label shares minus predicted ones."""
     fl = federate(data, "--momentum", "0", "--weight-decay", "0")
     state = fl.start() | {"turns": {}}
+    gradients = rules.last_gradients(fl, state)
     clients = np.array([1, 4])
     batches = []
     for m in clients:
@@ -376,17 +395,23 @@ def test_what_is_remembered_is_the_gradient_of_the_bias(data):
         expected = (labels - torch.softmax(logits, 1)).mean(0)
         turn = state["turns"][m]
         np.testing.assert_allclose(turn["bias"], expected.detach().numpy(), atol=1e-9)
+        loss = F.cross_entropy(logits, fl.data.y_train[shard])
+        parts = torch.autograd.grad(loss, list(net.parameters()))
+        whole = torch.cat([part.flatten() for part in parts])
+        torch.testing.assert_close(gradients[m], whole, rtol=0, atol=1e-9)
         assert (turn["round"], turn["times"]) == (7, 1)
         assert turn["loss"] == update.train_loss[k]
     rules.remember(fl, state, 8, fl.train(state, 0, clients[:1], batches[:1], lr=0.05))
     assert (state["turns"][1]["times"], state["turns"][1]["round"]) == (2, 9)
     assert state["turns"][4]["times"] == 1
+    assert rules.last_gradients(fl, state) is gradients
+    assert (gradients[[0, 2, 3, 5]] == 0).all()
 
 
-SCORERS = {"power_of_choice": [2] * 5, "fedcor": [4] * 4 + [0], "hics": [0] * 5, "oort": [0] * 5}
+SCORERS = {"power_of_choice": [2] * 5, "fedcor": [4] * 4 + [0]}
 
 
-@pytest.mark.parametrize("rule", SCORERS)
+@pytest.mark.parametrize("rule", [name for name in rules.RULES if name not in ("uniform", "size")])
 def test_rules_of_other_papers_train(tmp_path, data, rule, monkeypatch):
     """Who scores receives a net, and sends one number."""
     monkeypatch.setattr(rules, "WARM_UP", 3)
@@ -397,13 +422,23 @@ def test_rules_of_other_papers_train(tmp_path, data, rule, monkeypatch):
     rounds = np.arange(5) + 1
     received = [float(row["received_mb"]) * 1e6 / 8 for row in rows]
     sent = [float(row["sent_mb"]) * 1e6 / 8 for row in rows]
-    scorers = np.cumsum(SCORERS[rule])
+    scorers = np.cumsum(SCORERS.get(rule, [0] * 5))
     np.testing.assert_allclose(np.array(received) / P, 2 * rounds + scorers, rtol=1e-4)
     np.testing.assert_allclose(np.array(sent) - 2 * rounds * P, scorers, atol=0.3)
     assert [row["clients"] for row in rows] == ["2"] * 5
     assert sum(turn["times"] for turn in state["turns"].values()) == 10
-    if rule == "hics":
+    if rule in ("hics", "divfl", "round_robin"):
         assert len(state["turns"]) == 6  # each of six within the first three rounds of two
+    scored = [int(row["scored"]) for row in rows]
+    processed = np.diff([int(row["samples"]) for row in rows], prepend=0)
+    if rule == "fedcor":
+        assert scored == [75] * 4 + [0]
+    elif rule == "oort":
+        assert (2 * np.array(scored) == processed).all()  # two epochs of what was scored
+    elif rule == "power_of_choice":
+        assert (2 * np.array(scored) > processed).all()
+    else:
+        assert scored == [0] * 5
 
 
 def test_hics_selects_when_the_learning_rate_is_0(tmp_path, data):
@@ -413,7 +448,7 @@ def test_hics_selects_when_the_learning_rate_is_0(tmp_path, data):
     assert [row["clients"] for row in rows] == ["2"] * 5
 
 
-@pytest.mark.parametrize("rule", ["hics", "fedcor", "oort"])
+@pytest.mark.parametrize("rule", ["hics", "fedcor", "oort", "clusters_by_similarity"])
 def test_a_stopped_run_remembers_its_turns(tmp_path, data, rule, monkeypatch, capsys):
     monkeypatch.setattr(rules, "WARM_UP", 4)
     monkeypatch.setattr(rules, "RANK", 2)
@@ -444,6 +479,7 @@ OWN_RULES = {  # and what the line says
     "Draw(np.arange(n), np.zeros(n))": "finite weights",
     "Draw(np.arange(n), np.ones(n), 'x')": "'x'",
     "Draw(np.arange(n), np.ones(n), -1000)": "scorers >= 0, not -1000",
+    "Draw(np.arange(n), np.ones(n), scored=-1)": "scored >= 0, not -1",
     "exit(3)": "SystemExit in own.py, line 4",
     "state.clear() or Draw(np.arange(n), np.ones(n))": "state['theta'] belongs to the run",
     "state.update(size=1) or Draw(np.arange(n), np.ones(n))": "state['size'] belongs to the run",
@@ -649,56 +685,197 @@ def test_wrong_flags_give_one_line_and_2(tmp_path, data, flags, word, capsys):
 # ------------------------------------------------------------------------------------ compare.py
 
 
-def scripted(method, trial, accuracy, clients) -> pd.DataFrame:
-    columns = {"method": method, "trial": trial, "round": np.arange(len(clients)) + 1}
-    columns |= {"clients": clients, "uploads": np.cumsum(clients), "accuracy": accuracy}
-    return pd.DataFrame(columns | {"samples": 1, "received_mb": 1.0})
+def scripted(method, trial, accuracy, clients, **columns) -> pd.DataFrame:
+    """A run's rows: two samples and half a second for each client, and tests where there is one."""
+    rounds = np.arange(len(clients)) + 1
+    uploads = np.cumsum(clients)
+    rows = {"setting": "-", "method": method, "trial": trial, "round": rounds, "uploads": uploads}
+    rows |= {"accuracy": accuracy, "samples": 2 * uploads, "clock": 0.5 * uploads}
+    return pd.DataFrame(rows | {"received_mb": 1.0, "sent_mb": 2.0, "scored": 3} | columns)
 
 
-def test_compare_by_hand():
+def straight(x, points) -> float:
+    """The height at x of straight lines through points (x, y), level beyond both ends."""
+    points = sorted(points)
+    if x <= points[0][0]:
+        return points[0][1]
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if x <= right:
+            return low + (high - low) * (x - left) / (right - left)
+    return points[-1][1]
+
+
+def late(rows: pd.DataFrame, cost: str, end: float) -> float:
+    """The mean of a curve over the last sixth of a cost, from many heights."""
+    points = [(row[cost], row.accuracy) for _, row in rows.iterrows() if row.accuracy >= 0]
+    heights = [straight(end * (5 + i / 5000) / 6, points) for i in range(5001)]
+    return sum(heights) / len(heights)
+
+
+def test_gains_by_a_plain_program():
+    """Rows in random order, names that sort against their order, a trial that one method lacks."""
+    rng = np.random.default_rng(5)
+    runs = {}
+    for trial in (3, 0, 2, 1):
+        for method, rounds in (("fedavg", 9), ("fedavg b", 9), ("fedavg a", 6), ("fedavg+cl", 4)):
+            if (method, trial) != ("fedavg a", 2):
+                accuracy = 50 + rng.normal(size=rounds).cumsum()
+                accuracy[:-1:2] = math.nan
+                clients = rng.integers(2, 9, rounds)
+                seconds = rng.random(rounds).cumsum()
+                runs[method, trial] = scripted(method, trial, accuracy, clients, clock=seconds)
+    df = pd.concat(runs.values())
+    shuffled = df.iloc[rng.permutation(len(df))]
+    table = compare.gains(shuffled).set_index(["method", "cost"])
+    cells = 0
+    p = {}
+    for method, cost in itertools.product(["fedavg b", "fedavg a", "fedavg+cl"], compare.COSTS):
+        found = []
+        for trial in range(4):
+            if (method, trial) in runs:
+                pair = [runs[method, trial], runs["fedavg", trial]]
+                end = min(rows[cost].max() for rows in pair)
+                found.append(late(pair[0], cost, end) - late(pair[1], cost, end))
+        row = table.loc[method, cost]
+        interval = stats.ttest_1samp(found, 0).confidence_interval(0.95)
+        wanted = [np.mean(found), *interval, stats.ttest_1samp(found, 0).pvalue]
+        np.testing.assert_allclose(row[["mean", "low", "high", "p"]].tolist(), wanted, rtol=0.01)
+        assert (row.control, row.trials) == ("fedavg", len(found))
+        cells += 6
+        p[method, cost] = row.p
+    assert cells == 54 == 6 * len(table)
+    ascending = sorted(p, key=p.get)
+    adjusted = [min(1, p[key] * (9 - place)) for place, key in enumerate(ascending)]
+    for place, key in enumerate(ascending):
+        assert table.loc[key].holm == pytest.approx(max(adjusted[: place + 1]))
+
+
+@pytest.mark.parametrize(
+    "method, control",
+    [
+        ("fedavg size", "fedavg"),
+        ("fedavg n=8", "fedavg"),
+        ("fedavg+longer", "fedavg"),
+        ("fedavg+cl", "fedavg+constant"),
+        ("fedavg+cl size", "fedavg+constant"),
+        ("fedavg+cl-fim", "fedavg"),
+        ("fedavg+criticalfl", "fedavg+constant-criticalfl"),
+        ("fedavg+constant", None),
+        ("fedavg+constant-fim", None),
+        ("fedavg", None),
+        ("fedprox size", None),
+    ],
+)
+def test_what_a_method_is_compared_with(method, control):
+    methods = ["fedavg", "fedavg+constant", "fedavg+constant-criticalfl", method]
+    assert compare.uniform_of(method, methods) == control
+
+
+def test_what_a_run_costs_by_hand(capsys):
+    """A third of a scored sample counts. Of a star, p is below 0.05 / 3, and two trials are few."""
     parts = []
-    for trial, shift in ((0, 0), (1, 2)):  # 12 uploads: the last sixth is the last round
-        parts.append(scripted("a", trial, [1, 2, 3, 4, 50, 60 + shift], [2] * 6))
-        parts.append(scripted("b", trial, [5, math.nan, 41, 43], [2, 2, 4, 4]))
-    table = compare.compare(pd.concat(parts), "a")
-    assert table.late.tolist() == [61, 43]
-    assert table.final.tolist() == [61, 43]
-    assert table.rounds.tolist() == [6, 4]
-    halfwidth = 12.7062  # Student's quantile for two trials, of deviation sqrt(2)
-    lead = table.loc["b", ["ahead", "low", "high"]].tolist()
-    assert lead == pytest.approx([18, 18 - halfwidth, 18 + halfwidth], rel=1e-3)
-    assert math.isnan(table.loc["a", "ahead"])
-    assert table.loc["a", "std"] == pytest.approx(math.sqrt(2))
-    with pytest.raises(ValueError, match="differ"):
-        compare.compare(pd.concat([*parts, scripted("c", 0, [1, 2], [2, 2])]), "a")
+    for trial, shift in ((0, 0.0), (1, 0.02)):
+        parts.append(scripted("fedavg", trial, [40, 41, 42.0], [2, 2, 2]))
+        gained = [60, 61 + shift, 62 + shift]
+        parts.append(scripted("fedavg size", trial, gained, [4, 4, 4], scored=[6, 0, 9]))
+    df = pd.concat(parts)
+    found = compare.gains(df)
+    spent = compare.costs(df)
+    [row] = compare.relative(found, spent).itertuples()
+    assert row.samples == (24 + 15 / 3) / (12 + 9 / 3)
+    assert row.megabytes == 1
+    cl = [scripted(f"fedavg+{how}", 0, [1, 2, 3.0], [8, 8, 8]) for how in ("cl", "constant")]
+    both = pd.concat([*parts[:1], *cl])
+    [row] = compare.relative(compare.gains(both), compare.costs(both)).itertuples()
+    assert (row.control, row.samples) == ("fedavg+constant", (48 + 3) / (12 + 3))
+    alone = pd.concat(cl)
+    [row] = compare.relative(compare.gains(alone), compare.costs(alone)).itertuples()
+    assert row.samples == 1
+    line = compare.shown(found, spent).loc["-", "fedavg size"]
+    assert line[["uploads", "samples", "scored", "seconds", "megabytes"]].tolist() == [
+        "12", "24", "15", "6", "3",
+    ]  # fmt: skip
+    assert line["n"] == 2 and line["over"] == "fedavg"
+    assert re.fullmatch(r"\+1\d\.\d \[1\d\.\d, \d\d\.\d\]\*", line["equal uploads"])
+    assert compare.shown(found, spent).loc["-", "fedavg"].tolist()[:6] == [
+        "",
+        "",
+        "",
+        "",
+        "",
+        "41.8",
+    ]
+    one_trial = compare.shown(compare.gains(df[df.trial == 0]), spent)
+    assert re.fullmatch(r"\+\d\d\.\d", one_trial.loc["-", "fedavg size"]["equal samples"])
+    apart = df[(df.trial == 0) != (df.method == "fedavg")]  # one has trial 0, the other trial 1
+    line = compare.shown(compare.gains(apart), spent).loc["-", "fedavg size"]
+    assert (line["n"], line["equal uploads"]) == (0, "")
+    assert compare.costs(df.drop(columns="scored")).scored.tolist() == [0, 0]
 
 
-def test_compare_joins_several_runs(tmp_path, data, monkeypatch):
+def test_one_command_prints_the_table_with_an_own_rule(tmp_path, data, capsys):
+    own = write_rule(tmp_path / "own.py", "Draw(np.arange(n), np.ones(n), scorers=1, scored=20)")
+    flags = ["--dataset", data, "--trials", "2", "--method", "base", "--select", "uniform", own]
+    launch(tmp_path / "run", *flags)
+    _, _, printed = capsys.readouterr().out.partition("what each method gains")
+    [line] = [line for line in printed.splitlines() if line.startswith("fedavg mine")]
+    assert line.split()[:4] == ["fedavg", "mine", "fedavg", "2"]
+    assert line.split()[-3] == "100"  # scored in five rounds
+    table = pd.read_csv(tmp_path / "run" / "gains.csv")
+    assert table.cost.tolist() == ["uploads", "samples", "clock"]
+    assert set(table.method) == {"fedavg mine"}
+    assert (table.uploads == 10).all()
+
+
+def test_detection_is_compared_with_uniform_selection_at_its_own_uploads(tmp_path, data):
+    """In as many rounds: `constant` spends FedCL's uploads, or the later rule's."""
+    flags = ["--dataset", data, "--rounds", "6", "--clients", "16", "--min-size", "2", "--method"]
+    methods = ["cl", "criticalfl", "constant"]
+    rows = launch(tmp_path / "run", *flags, *methods, "--follow", "cl", "criticalfl")
+    ends = {row["method"]: (row["round"], row["uploads"]) for row in rows}
+    assert ends["fedavg+cl"] == ends["fedavg+constant"]
+    assert ends["fedavg+criticalfl"] == ends["fedavg+constant-criticalfl"]
+    assert ends["fedavg+cl"] != ends["fedavg+criticalfl"]
+    table = pd.read_csv(tmp_path / "run" / "gains.csv").set_index("method")
+    assert set(table.control["fedavg+criticalfl"]) == {"fedavg+constant-criticalfl"}
+    assert set(table.index) == {"fedavg+cl", "fedavg+criticalfl"}
+    criticalfl.main([*FLAGS, *flags, "criticalfl", "--out", str(tmp_path / "other")])
+    again = read(tmp_path / "other")
+    ours = of(rows, "fedavg+criticalfl")
+    assert [row["loss"] for row in ours] == [row["loss"] for row in again]
+    assert [row["fgn"] for row in ours] == [row["fgn"] for row in again]
+
+
+def test_compare_joins_several_runs(tmp_path, data, monkeypatch, capsys):
     drawn = []
-    monkeypatch.setattr(report, "plot", lambda df, path, **options: drawn.append((df, path)))
+
+    def keep(found, spent, path, title):
+        drawn.append((len(found), len(spent), path))
+
+    monkeypatch.setattr(compare, "plot", keep)
     flags = ["--dataset", data, "--budget", "8", "--trials", "2", "--method", "base"]
     first = tmp_path / "size"
     other = tmp_path / "both"
-    launch(first, *flags, "--select", "size")
-    launch(other, *flags, "--select", "size", "uniform")
+    launch(first, *flags, "--select", "size", "uniform")
+    launch(other, *flags, "--select", "oort", "uniform")
     drawn.clear()
-    compare.main([str(first), str(other), "--first", "fedavg size"])
-    table = pd.read_csv(first / "compare.csv", index_col="method")
-    assert table.index.tolist() == ["fedavg size", "fedavg"]
-    assert table.uploads.tolist() == [8, 8]
-    [(curves, path)] = drawn
-    assert path == first / "compare.png"
-    assert set(curves.method) == {"fedavg size", "fedavg"}
+    compare.main([str(first), str(other)])
+    table = pd.read_csv(first / "gains.csv")
+    assert set(table.method) == {"fedavg size", "fedavg oort"}
+    assert table.trials.tolist() == [2] * 6
+    assert drawn == [(6, 3, first / "gains.png")]
+    launch(tmp_path / "alone", *flags, "--select", "size")
+    capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
-        compare.main([str(first), "--first", "fedavg"])
+        compare.main([str(tmp_path / "alone")])
     assert stopped.value.code == 2
+    assert "no run of uniform selection" in capsys.readouterr().err
 
 
 def test_compare_refuses_what_is_not_comparable(tmp_path, capsys):
-    rows = scripted("a", 0, [1, 2], [2, 2]).assign(setting="-")
+    rows = scripted("fedavg", 0, [1, 2], [2, 2])
     tables = {
         "good": rows,
-        "sweep": pd.concat([rows.assign(setting="alpha=1"), rows.assign(setting="alpha=2")]),
         "other": rows.assign(accuracy=[1, 3]),
         "strange": rows[["method", "trial"]],
     }
@@ -706,15 +883,51 @@ def test_compare_refuses_what_is_not_comparable(tmp_path, capsys):
         (tmp_path / name).mkdir()
         table.to_csv(tmp_path / name / "metrics.csv", index=False)
     for names, word in {
-        "sweep": "a has several results",
-        "good other": "a has several results",
+        "good other": "fedavg has several results",
         "good nosuch": "nosuch",
-        "strange": "uploads",
+        "strange": "strange: no column setting; wanted a run of selection.py",
     }.items():
         with pytest.raises(SystemExit) as stop:
-            compare.main([str(tmp_path / name) for name in names.split()] + ["--first", "a"])
+            compare.main([str(tmp_path / name) for name in names.split()])
         assert stop.value.code == 2
         assert word in capsys.readouterr().err
+
+
+def test_the_figure_shows_the_gains_over_their_costs(tmp_path, monkeypatch):
+    """The points of both panels. More than 24 panels are not drawn."""
+    figures = []
+
+    def keep(figure, path, **options):
+        figures.append(figure)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", keep)
+    parts = []
+    for trial in (0, 1):
+        parts.append(scripted("fedavg", trial, [1, 2.0], [2, 2]))
+        parts.append(scripted("fedavg size", trial, [2, 5.0 + trial], [2, 2], sent_mb=5.0))
+    df = pd.concat(parts)
+    found = compare.gains(df)
+    draw(found, compare.costs(df), tmp_path / "one.png", "a title")
+    [row] = compare.relative(found, compare.costs(df)).itertuples()
+    points = {}
+    intervals = []
+    for axis in figures[0].axes:
+        for line in axis.lines:
+            x, y = np.array(line.get_data()).tolist()
+            if line.get_label() == "fedavg size":
+                points[axis.get_xlabel()] = (*x, *y)
+            elif line.get_color() != "0.7":  # not the line at 0
+                intervals.append((x, y))
+    assert intervals == [([1, 1], [row.low, row.high])]
+    assert points == {
+        "megabytes / uniform selection's": (2, row.mean),
+        "(samples + scored / 3) / uniform selection's": (1, row.mean),
+    }
+    settings = [df.assign(setting=f"alpha={i}") for i in range(13)]
+    for number in (12, 13):
+        many = pd.concat(settings[:number])
+        draw(compare.gains(many), compare.costs(many), tmp_path / "many.png", "")
+    assert [len(figure.axes) for figure in figures] == [2, 24]
 
 
 # ---------------------------------------------------------------------------------- criticalfl.py

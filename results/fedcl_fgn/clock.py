@@ -39,7 +39,7 @@ def main(argv=None) -> None:
         presets=PRESETS,
         doc=__doc__,
         federate=selection.federate,
-        compare=("method", "detector", "select", "n"),
+        compare=("method", "follow", "detector", "select", "n"),
         name=selection.name,
     )
     experiment.main(script, argv)

@@ -1,10 +1,14 @@
-"""python -m results.fedcl_fgn.compare runs/selection/001 --first "fedavg size"
+"""python -m results.fedcl_fgn.compare runs/selection/001
 
-Compares methods that spent the same uploads. It reads the metrics.csv of one run of selection.py,
-or of several with the same data, budget and trials. It prints the final accuracy, and `late`, the
-mean accuracy over the last sixth of the uploads: methods differ in their number of rounds. It also
-prints the first method's lead over the others in `late`, paired by trial, with 95 % intervals.
-It writes compare.csv and compare.png (accuracy over uploads) into the first folder.
+What do rules gain over uniform selection of the same trial? selection.py prints this table at its
+end. This command prints it again, also for several runs with the same data and trials together. It
+writes gains.csv and gains.png (gain over cost) into the first folder.
+
+Each gain is a difference in accuracy at equal cost: uploads, samples, or simulated seconds. Of both
+runs, only what they did until the cheaper run's end counts. The accuracy is the mean over the last
+sixth of this cost, of a curve that is straight between tests. Intervals are Student's at 95 %, over
+trials. A star is a gain that differs from 0 after Holm's correction over all gains of the table.
+Scored samples are those on which a rule computed losses. They cost no simulated seconds.
 """
 
 import argparse
@@ -16,91 +20,248 @@ import pandas as pd
 from data import first_line
 from experiment import report
 
-RUN = ["method", "trial"]
-COLUMNS = ["setting", *RUN, "round", "uploads", "samples", "received_mb", "accuracy"]
+RUN = ["setting", "method", "trial"]
+COSTS = {"uploads": "equal uploads", "samples": "equal samples", "clock": "equal seconds"}
+COLUMNS = [*RUN, "round", "accuracy", *COSTS, "received_mb", "sent_mb"]
+UNIFORM = {  # which method spends another one's uploads with uniform selection
+    "cl": "constant",
+    "cl-fim": "constant-fim",
+    "criticalfl": "constant-criticalfl",
+}
+POINTS = 101  # of the curve, whose mean is taken
+LABELS = {"megabytes": "megabytes", "samples": "(samples + scored / 3)"}
+FORWARD = 1 / 3  # of the work on a sample in training: scoring has no backward pass
 
 
 def read_rows(folders: list[Path]) -> pd.DataFrame:
     """Returns all rows of these runs. A method that several of them trained counts once.
 
     Raises OSError or ValueError for a folder without rows of selection.py. It also raises
-    ValueError if a method's rows differ between runs or settings, because they are not comparable.
+    ValueError if a method's rows differ between runs, because they are not comparable.
     """
     text = {"keep_default_na": False, "na_values": ""}
     tables = []
     for folder in folders:
-        tables.append(pd.read_csv(folder / "metrics.csv", usecols=COLUMNS, **text))
+        table = pd.read_csv(folder / "metrics.csv", **text)
+        missing = [name for name in COLUMNS if name not in table]
+        if missing:
+            raise ValueError(f"{folder}: no column {missing[0]}; wanted a run of selection.py")
+        whole = report.without_diverged(table)
+        tables.append(whole.reindex(columns=[*COLUMNS, "scored"]))
     df = pd.concat(tables).drop_duplicates()
     others = df.method[df.duplicated([*RUN, "round"])]
     if len(others):
-        raise ValueError(f"{others.iloc[0]} has several results: choose runs of one setting")
+        raise ValueError(f"{others.iloc[0]} has several results: choose runs of the same trials")
     return df
 
 
-def per_trial(df: pd.DataFrame) -> pd.DataFrame:
-    """Returns by method and trial: `late`, `final`, uploads, rounds, samples, megabytes."""
-    runs = df.groupby(RUN, sort=False)
-    is_late = df.uploads > 5 / 6 * runs.uploads.transform("last")
-    return pd.DataFrame(
-        {
-            "late": df[is_late].groupby(RUN, sort=False).accuracy.mean(),
-            "final": runs.accuracy.last(),
-            "uploads": runs.uploads.last(),
-            "rounds": runs.size(),
-            "samples": runs.samples.last(),
-            "received_mb": runs.received_mb.last(),
-        }
-    )
+def gains(df: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row for each gain: whose, at which equal cost, mean, low, high, p, trials, holm.
 
-
-def compare(df: pd.DataFrame, first: str) -> pd.DataFrame:
-    """Returns means over trials by method, and `ahead`, `low`, `high`: first - method in `late`.
-
-    Raises ValueError if methods spent different uploads or trials, or if none is `first`.
+    df  rows of metrics.csv, in any order
     """
-    if first not in set(df.method):
-        raise ValueError(f"--first {first}: none of {', '.join(df.method.unique())}")
-    trials = per_trial(df)
-    methods_of_trial = trials.groupby("trial").size()
-    if trials.uploads.nunique() > 1 or methods_of_trial.nunique() > 1:
-        raise ValueError("methods differ in their uploads or trials: set --budget, let all finish")
-    methods = trials.groupby("method", sort=False)
-    table = methods.mean()
-    table.insert(1, "std", methods.late.std())
-    for method in table.index.drop(first):
-        lead = trials.late[first] - trials.late[method]
-        mean, low, high, _ = report.interval(lead)
-        table.loc[method, ["ahead", "low", "high"]] = [mean, low, high]
-    return table
+    runs = {key: rows.sort_values("round") for key, rows in df.groupby(RUN)}
+    lines = []
+    for setting in df.setting.unique():
+        methods = df.method[df.setting == setting].unique()
+        for method in methods:
+            control = uniform_of(method, methods)
+            if control is None:
+                continue
+            pairs = pair_up(runs, (setting, method), (setting, control))
+            for cost in COSTS:
+                found = [gain(run, other, cost) for run, other in pairs]
+                lines.append((setting, method, control, cost, *report.interval(found), len(pairs)))
+    columns = ["setting", "method", "control", "cost", "mean", "low", "high", "p", "trials"]
+    table = pd.DataFrame(lines, columns=columns)
+    return table.assign(holm=report.holm(table.p))
 
 
-def plot(df: pd.DataFrame, path: Path) -> None:
-    """Plots accuracy over uploads, straight between tests: mean and deviation over trials."""
-    grid = np.linspace(0, df.uploads.max(), 61)[1:]
-    curves = []
-    for (method, trial), rows in df.dropna(subset="accuracy").groupby(RUN, sort=False):
-        uploads = grid[grid >= rows.uploads.iloc[0]]
-        accuracy = np.interp(uploads, rows.uploads, rows.accuracy)
-        columns = {"setting": "", "method": method, "trial": trial}
-        curves.append(pd.DataFrame(columns | {"uploads": uploads, "accuracy": accuracy}))
-    options = {"x": "uploads", "y": "accuracy", "hue": "method", "kind": "line"}
-    report.plot(pd.concat(curves), path, **options, errorbar=report.spread, height=3.8, aspect=1.3)
+def pair_up(runs: dict, of_method: tuple, of_control: tuple) -> list[tuple]:
+    """Returns the runs of a method and its control in each trial that has both."""
+    pairs = []
+    for (*whose, trial), run in runs.items():
+        control = runs.get((*of_control, trial))
+        if tuple(whose) == of_method and control is not None:
+            pairs.append((run, control))
+    return pairs
+
+
+def uniform_of(method: str, methods) -> str | None:
+    """Returns uniform selection at this method's uploads; None if this method is, or if none is.
+
+    For FedCL and the later code's rule it is `constant`, if it was run, and otherwise the base.
+    """
+    base, _, how = method.split()[0].partition("+")
+    constant = f"{base}+{UNIFORM.get(how)}"
+    control = constant if constant in methods else base
+    is_control = method == base or how in UNIFORM.values()
+    if is_control or control not in methods:
+        return None
+    return control
+
+
+def gain(run: pd.DataFrame, control: pd.DataFrame, cost: str) -> float:
+    """Returns the accuracy of a run minus the control's, in points, at equal cost."""
+    end = min(run[cost].max(), control[cost].max())
+    return late_accuracy(run, cost, end) - late_accuracy(control, cost, end)
+
+
+def late_accuracy(run: pd.DataFrame, cost: str, end: float) -> float:
+    """Returns the mean accuracy over the last sixth of a cost that ends at `end`.
+
+    run  one run's rounds, in order. Between tests the accuracy is a straight line
+    """
+    tested = run.dropna(subset="accuracy")
+    last_sixth = np.linspace(5 / 6 * end, end, POINTS)
+    return np.interp(last_sixth, tested[cost], tested.accuracy).mean()
+
+
+def costs(df: pd.DataFrame) -> pd.DataFrame:
+    """Returns what a run costs, by setting and method, as means over trials.
+
+    accuracy         in the last sixth of its uploads
+    samples, scored  samples that clients trained on, and scored for the rule
+    megabytes        received and sent
+    """
+    lines = []
+    for key, rows in df.groupby(RUN):
+        rows = rows.sort_values("round")
+        last = rows.iloc[-1]
+        line = dict(zip(RUN, key, strict=True))
+        line["accuracy"] = late_accuracy(rows, "uploads", last.uploads)
+        line |= {name: last[name] for name in COSTS}
+        line["scored"] = np.sum(rows.get("scored", 0))  # runs of older versions have no column
+        line["megabytes"] = last.received_mb + last.sent_mb
+        lines.append(line)
+    return pd.DataFrame(lines).drop(columns="trial").groupby(["setting", "method"]).mean()
+
+
+def shown(found: pd.DataFrame, spent: pd.DataFrame) -> pd.DataFrame:
+    """Returns the table that is printed, of `gains` and `costs`: a row for each method.
+
+    Those with which the others are compared come first. They have no gains.
+    """
+    table = {}
+    for row in found.itertuples():
+        table[row.setting, row.control] = {}
+    for row in found.itertuples():
+        line = table.setdefault((row.setting, row.method), {})
+        line |= {"over": row.control, "n": row.trials, COSTS[row.cost]: text_of(row)}
+    for key, line in table.items():
+        cost = spent.loc[key]
+        line["accuracy"] = f"{cost.accuracy:.1f}"
+        for name in ("uploads", "samples", "scored", "clock", "megabytes"):
+            line[name] = f"{cost[name]:.0f}"
+    columns = ["over", "n", *COSTS.values(), "accuracy", "uploads", "samples", "scored", "clock"]
+    lines = pd.DataFrame(table).T.reindex(columns=[*columns, "megabytes"])
+    return lines.fillna("").rename(columns={"clock": "seconds"})
+
+
+def text_of(row) -> str:
+    """Returns '+4.1 [2.7, 5.6]*' for a row of `gains`, without an interval if there is none."""
+    if np.isnan(row.mean):  # no trial has both
+        return ""
+    text = f"{row.mean:+.1f}"
+    if not np.isnan(row.low):
+        text += f" [{row.low:.1f}, {row.high:.1f}]"
+    return text + "*" * (row.holm < 0.05)
+
+
+def show(df: pd.DataFrame, folder: Path) -> None:
+    """Prints the table, and writes gains.csv and gains.png, if there is a control."""
+    found = gains(df)
+    if found.empty:
+        return
+    spent = costs(df)
+    print("\nwhat each method gains over uniform selection (points of accuracy), and what it costs")
+    for setting, table in shown(found, spent).groupby(level=0, sort=False):
+        heading = "" if setting == "-" else f"{setting}\n"
+        print(f"{heading}{table.droplevel(0).to_string()}")
+    print("(paired over trials, 95 % Student intervals; * differs from 0 after Holm's correction)")
+    found.join(spent, on=["setting", "method"]).to_csv(folder / "gains.csv", index=False)
+    plot(found, spent, folder / "gains.png", df.attrs.get("title", ""))
+
+
+# ---------------------------------------------------------------------------------------- figure
+
+
+def relative(found: pd.DataFrame, spent: pd.DataFrame) -> pd.DataFrame:
+    """Returns the gains at equal uploads, with megabytes and samples as multiples of the base's.
+
+    Without the base, they are multiples of the control's. A scored sample counts as a third of a
+    sample in training.
+    """
+    work = spent.samples + FORWARD * spent.scored
+    rows = found[found.cost == "uploads"].copy()
+    for name, cost in (("megabytes", spent.megabytes), ("samples", work)):
+        times = []
+        for row in rows.itertuples():
+            base, _, _ = row.control.partition("+")
+            unit = cost.get((row.setting, base), cost[row.setting, row.control])
+            times.append(cost[row.setting, row.method] / unit)
+        rows[name] = times
+    return rows
+
+
+def plot(found: pd.DataFrame, spent: pd.DataFrame, path: Path, title: str) -> None:
+    """Plots the gain at equal uploads over both costs: two panels for each setting."""
+    from matplotlib import pyplot
+
+    rows = relative(found, spent)
+    settings = rows.setting.unique()
+    if 2 * len(settings) > report.PANELS:
+        print(f"{path.name} is not drawn: it would have more than {report.PANELS} panels")
+        return
+    size = (10, 0.8 + 3.6 * len(settings))
+    figure, axes = pyplot.subplots(
+        len(settings), 2, figsize=size, sharey="row", squeeze=False, layout="constrained"
+    )
+    for panels, setting in zip(axes, settings, strict=True):
+        of_setting = rows[rows.setting == setting]
+        for axis, cost in zip(panels, LABELS, strict=True):
+            draw_gains(axis, of_setting, cost)
+        name = "" if setting == "-" else f"{setting}\n"
+        panels[0].set_ylabel(f"{name}gain at equal uploads, points")
+    for axis, label in zip(axes[-1], LABELS.values(), strict=True):
+        axis.set_xlabel(f"{label} / uniform selection's")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    figure.suptitle(f"{title}\nmeans and 95 % intervals".strip(), fontsize=10)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def draw_gains(axis, rows: pd.DataFrame, cost: str) -> None:
+    """Draws one panel. Long intervals are cut, so that means can be told apart.
+
+    The panel of megabytes has no intervals, because most methods cost the same there.
+    """
+    axis.axhline(0, color="0.7", linewidth=1)
+    for place, row in enumerate(rows.itertuples()):
+        style = {"color": f"C{place % 10}", "marker": "osD^vP*"[place % 7], "label": row.method}
+        x = getattr(row, cost)
+        axis.plot(x, row.mean, linestyle="", **style)
+        if cost == "samples":
+            axis.plot([x, x], [row.low, row.high], color=style["color"], linewidth=1)
+    means = [0, *rows["mean"]]
+    margin = np.ptp(means) / 2 + 0.5
+    axis.set_ylim(min(means) - margin, max(means) + margin)
+    axis.set_xlim(0, 1.1 * rows[cost].max())
 
 
 def main(argv=None) -> None:
     """Runs the command line. Tests pass its words as `argv`."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path)
-    parser.add_argument("--first", default="fedavg size")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[2])
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs of selection.py")
     given = parser.parse_args(argv)
     try:
         df = read_rows(given.runs)
-        table = compare(df, given.first)
     except (OSError, ValueError) as error:
         parser.error(first_line(error))
-    print(table.to_string(float_format="%.2f"))
-    table.to_csv(given.runs[0] / "compare.csv", float_format="%.4f")
-    plot(df, given.runs[0] / "compare.png")
+    if gains(df).empty:
+        parser.error("no run of uniform selection: add --method base --select uniform")
+    show(df, given.runs[0])
 
 
 if __name__ == "__main__":

@@ -150,25 +150,37 @@ def judge(config: Config, state: dict, t: int, fgn: float) -> dict:
     """Sets state["n"], the next round's clients. Returns the column `critical`, if judged."""
     paper.check_signal(t, fgn)
     n = state["n"]
-    n_0 = config.clients_per_round
     if config.rule == "paper":
         previous = state["fgns"][-1] if state["fgns"] else None
         critical = paper.is_critical(previous, fgn, config.delta)
         state["fgns"] = [fgn]
-        state["n"] = paper.double(n, config.clients) if critical else paper.halve(n, n_0)
+        if critical:
+            state["n"] = paper.double(n, config.clients)
+        else:
+            state["n"] = paper.halve(n, config.clients_per_round)
         return {"critical": int(critical)}
 
+    state["n"], columns = next_size(config, state, t, n, fgn)
+    return columns
+
+
+def next_size(config, state: dict, t: int, n: int, fgn: float) -> tuple[int, dict]:
+    """The later code's rule: returns the next round's clients, and `critical`, if judged.
+
+    It keeps the FGNs in state["fgns"], and in state["is_full"] whether n was ever at its most.
+    """
     if t % 2 == 1:  # every second round is judged
-        return {}
+        return n, {}
+    n_0 = config.clients_per_round
     state["fgns"].append(fgn)
     critical = window_grew(state["fgns"], config.delta)
     most = max(int(0.75 * config.clients), n_0)
     state["is_full"] = state["is_full"] or n == most
     if critical and not state["is_full"]:  # after `most` it never doubles again
-        state["n"] = min(2 * n, most)
+        n = min(2 * n, most)
     elif not critical:
-        state["n"] = max(n - n // 2, n_0)
-    return {"critical": int(critical)}
+        n = max(n - n // 2, n_0)
+    return n, {"critical": int(critical)}
 
 
 def window_grew(fgns: list[float], delta: float) -> bool:

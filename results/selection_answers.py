@@ -1,0 +1,136 @@
+"""The page selection.md and its figure, from the published runs fedcl_fgn/rules-*.
+
+`python -m results.tables` writes the page, and `python -m results.figures` plots selection.png. A
+setting is shown from three trials on. As long as no setting has them, there is no page.
+"""
+
+import math
+
+import pandas as pd
+from scipy import stats
+
+from results import evidence
+from results.fedcl_fgn import compare
+
+PLANNED = 6  # trials of each setting
+LEAST = 3
+SETTINGS = {
+    "cifar10-0.1": "CIFAR-10, alpha 0.1",
+    "cifar10-0.5": "CIFAR-10, alpha 0.5",
+    "fmnist-0.1": "Fashion-MNIST, alpha 0.1",
+}
+PLACE = r"^fedcl_fgn/rules-(?P<place>.+)-(?P<number>\d+)(?:-detection)?$"
+CAVEATS = {  # a rule's source, and what its authors could call unfair here
+    "size": ("systematic sampling", "at equal samples it ends before the learning rate has fallen"),
+    "round_robin": ("Yang et al., 2020", "all clients always answer, so it has no advantage"),
+    "loss": ("after Goetz et al., 2019", "losses are as old as a client's last turn"),
+    "power_of_choice": ("Cho et al., 2022", "all samples are scored, not a batch; 2n candidates"),
+    "oort": (
+        "Lai et al., 2021",
+        "60 rounds are few for its exploration and pacer; large clients count as slow",
+    ),
+    "hics": ("Chen and Vikalo, 2024", "all clients have one alpha; its constants are not tuned"),
+    "fedcor": ("Tang et al., 2022", "its warm-up is a quarter of the rounds; K is fitted once"),
+    "divfl": ("Balakrishnan et al., 2022", "gradients are as old as a client's last turn"),
+    "clusters_by_size": ("Fraboni et al., 2021", "a client is never selected twice in a round"),
+    "clusters_by_similarity": (
+        "Fraboni et al., 2021",
+        "gradients are old, and small clients may have none in 60 rounds",
+    ),
+    "oracle": ("after Zhang et al., 2023", "no server knows the labels; it is not a competitor"),
+    "cl": ("FedCL, 2022", "60 rounds at decay 0.99; its later code has 200 at 0.9"),
+    "criticalfl": ("CriticalFL, 2023", "it sends all weights, where its code sends a fifth"),
+}
+PAGE = """# Which clients should take part?
+
+Each rule is compared with uniform selection of the same trial, at equal uploads, samples and
+simulated seconds. After Holm's correction, {stars} of {gains} gains differ from 0.
+
+![Gain over cost](selection.png)
+
+{tables}
+
+## How to read the tables
+
+- A gain is a difference in accuracy, in points, with its 95 % interval over n trials. Of both runs,
+  only what they did until the cheaper run's end counts. The accuracy is the mean over the last
+  sixth of this cost, of a curve that is straight between tests.
+- A star marks a gain that differs from 0 after Holm's correction over all gains of this page. With
+  six trials, the first one needs a mean of {needed:.1f} standard deviations of the differences.
+- Accuracy (in %, over the last sixth of a run's own uploads) and costs are means over trials.
+  Megabytes are received and sent. Scored samples are those on which a rule computed losses. They
+  cost no simulated seconds, which favours rules that score.
+- At equal samples or seconds, a rule that selects large clients ends before its learning rate has
+  fallen. This counts against it.
+- FedCL (`cl`) and the later code's rule (`criticalfl`) spend their own uploads in 60 rounds. They
+  are compared with uniform selection of as many uploads in as many rounds (`constant`).
+- `longer` is a control: uniform selection with about as many samples as selection by size.
+
+The model is LeNet-5. There are 128 clients and 60 rounds of 16 clients. A client trains for 2
+epochs in batches of 16. The learning rate is 0.01, times 0.99 after each round. Devices have the
+spread 0.5 ([clock](clock.md)). No rule was tuned. The plan is in [LOG.md](LOG.md), and the commands
+are in [reproduce.csv](reproduce.csv), under `fedcl_fgn/rules-`.
+{trials}
+
+## What is unfair to which rule
+
+<!-- caveats -->
+{caveats}
+<!-- end -->
+
+[rules.py](fedcl_fgn/rules.py) says what else we changed. Your own rule is a row of the same table:
+
+```bash
+python -m results.fedcl_fgn.selection --preset rules --dataset cifar10 --select uniform mine.py:f
+```
+"""
+
+
+def published() -> pd.DataFrame:
+    """Returns the rounds of these runs, with setting and trial from the place of a run."""
+    rounds = evidence.rounds()
+    whose = rounds.run.str.extract(PLACE)
+    rounds = rounds.assign(setting=whose.place.map(SETTINGS), trial=whose.number)
+    rounds = rounds.dropna(subset="setting")
+    trials = rounds.groupby("setting").trial.nunique()
+    return rounds[rounds.setting.isin(trials.index[trials >= LEAST])]
+
+
+def page(rounds: pd.DataFrame) -> str:
+    """Returns the text of selection.md from `published`."""
+    found = compare.gains(rounds)
+    spent = compare.costs(rounds)
+    tables = []
+    counts = []
+    for setting in SETTINGS.values():
+        of_setting = rounds[rounds.setting == setting]
+        counts.append(f"{of_setting.trial.nunique()} on {setting}")
+        if len(of_setting):
+            lines = table(found[found.setting == setting], spent)
+            tables += [f"## {setting}", "", "<!-- gains -->", *lines, "<!-- end -->", ""]
+    caveats = [(name, *words) for name, words in CAVEATS.items()]
+    head = ("rule", "source", "what is missing, or unfair to it")
+    return PAGE.format(
+        stars=(found.holm < 0.05).sum(),
+        gains=len(found),
+        needed=stats.t(PLANNED - 1).isf(0.025 / len(found)) / math.sqrt(PLANNED),
+        tables="\n".join(tables).strip(),
+        trials=f"Of {PLANNED} planned trials, this page has {'; '.join(counts)}.",
+        caveats="\n".join(evidence.markdown(head, caveats)),
+    )
+
+
+def table(found: pd.DataFrame, spent: pd.DataFrame) -> list[str]:
+    """Returns the table of one setting's gains: a row for each method."""
+    shown = compare.shown(found, spent).droplevel(0)
+    columns = [*compare.COSTS.values(), "n", "accuracy"]
+    columns += ["uploads", "megabytes", "samples", "scored", "seconds"]
+    names = [name.removeprefix("fedavg").strip(" +") or "uniform" for name in shown.index]
+    rows = [(name, *row) for name, row in zip(names, shown[columns].values, strict=True)]
+    return evidence.markdown(("rule", *columns), rows)
+
+
+def plot(rounds: pd.DataFrame) -> None:
+    """Plots selection.png."""
+    path = evidence.FOLDER / "selection.png"
+    compare.plot(compare.gains(rounds), compare.costs(rounds), path, "Gain over cost")
