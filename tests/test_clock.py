@@ -19,7 +19,7 @@ def federation(**flags) -> common.Federation:
 
 
 def update(samples: list[int]) -> SimpleNamespace:
-    return SimpleNamespace(clients=np.arange(3), samples=np.array(samples))
+    return SimpleNamespace(clients=np.arange(3), samples=np.array(samples), moves_frozen=False)
 
 
 def test_three_clients_by_hand():
