@@ -15,14 +15,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES = {
-    "common.py": 1740,
+    "common.py": 1870,
     "bases.py": 1000,
     "errors.py": 100,
-    "training.py": 2200,
+    "training.py": 2220,
     "stacks.py": 900,
     "data.py": 3840,
     "user_files.py": 800,
-    "nets.py": 3850,
+    "nets.py": 4000,
     "fedavg_curriculum.py": 1450,
     "client_curriculum.py": 1990,
     "fedcl_fgn.py": 1355,

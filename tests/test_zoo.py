@@ -8,8 +8,6 @@ TELLING = (
     "GreyView",
     "BottleneckLeNet",
     "StatisticsAsParameters",
-    "GradualUnfreezing",
-    "BooleanMask",
     "ModelFedConLogits",
     "MeanTeacher",
     "CentredOutput",
