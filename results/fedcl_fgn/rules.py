@@ -308,8 +308,7 @@ def durations(fl: common.Federation) -> np.ndarray:
     """Returns how long a turn takes each client (M,), in the seconds of `Federation.cost`."""
     slowness, bandwidth = fl.devices
     computing = fl.config.epochs * fl.sizes * common.SECONDS_A_SAMPLE * slowness
-    frozen = fl.model.frozen
-    numbers = fl.model.size - (frozen.stop - frozen.start)
+    numbers = fl.model.size - fl.model.frozen
     numbers *= 2 * fl.base.vectors  # received and sent
     megabytes = numbers * fl.model.dtype.itemsize / 1e6
     return computing + megabytes / bandwidth
