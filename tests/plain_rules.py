@@ -60,7 +60,7 @@ def federation(world):
     fl.devices = np.array([world.slowness, world.bandwidth])
     fl.data = SimpleNamespace(classes=CLASSES)
     fl.base = SimpleNamespace(vectors=2)
-    fl.model = SimpleNamespace(trainable=P, size=P, frozen=slice(4, 6), dtype=torch.float64)
+    fl.model = SimpleNamespace(trainable=P, size=P, frozen=2, dtype=torch.float64)
     fl.count_labels = lambda: world.labels
     fl.select = lambda t, n: np.sort(world.streams("select", t).permutation(world.M)[:n])
     fl.t = 0

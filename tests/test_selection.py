@@ -198,7 +198,8 @@ def test_oorts_seconds_are_those_of_the_clock(data, vectors):
     fl.base.vectors = vectors
     seconds = rules.durations(fl)
     for m in fl.everyone:
-        update = SimpleNamespace(clients=np.array([m]), samples=3 * fl.sizes[[m]])
+        samples = 3 * fl.sizes[[m]]
+        update = SimpleNamespace(clients=np.array([m]), samples=samples, moves_frozen=False)
         assert seconds[m] == pytest.approx(fl.cost(update)["clock"])
     assert np.ptp(seconds) > 0.1
 
