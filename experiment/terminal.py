@@ -39,7 +39,7 @@ class Stream:
 def patient_output():
     """In this block no print fails, even if standard output or error is closed."""
     for number in (0, 1, 2):
-        if not os.path.exists(f"/dev/fd/{number}"):  # the next file would get this number
+        if not is_open(number):  # the next file would get this number
             os.open(os.devnull, os.O_RDWR)
     output = Stream(sys.stdout)
     errors = Stream(sys.stderr)
@@ -49,6 +49,15 @@ def patient_output():
         finally:
             output.flush()
             errors.flush()
+
+
+def is_open(number: int) -> bool:
+    """Whether this file descriptor is one of an open file."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def say(line: str) -> None:

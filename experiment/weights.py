@@ -5,6 +5,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from bases import BASES
+from common import Streams
 from data import load_data
 from errors import UsageError
 from nets import SIDE, Single, build_model
@@ -36,6 +37,7 @@ def trained(
     model = build_model(name, data, projection=projection, **given)
     if model.size != len(theta):
         raise UsageError(f"{folder}: {len(theta)} weights do not fit into --model {name}")
+    model.seed = Streams(options["seed"], options["trial"]).seed("init")
     return Single(model.bind(theta[None], grad=True)).eval()
 
 
