@@ -44,7 +44,7 @@ CAVEATS = {  # a rule's source, and what its authors could call unfair here
 PAGE = """# Which clients should take part?
 
 Each rule is compared with uniform selection of the same trial, at equal uploads, samples and
-simulated seconds. After Holm's correction, {stars} of {gains} gains differ from 0.
+simulated seconds. After Holm's correction, {stars} of {gains} gains at equal uploads differ from 0.
 
 ![Gain over cost](selection.png)
 
@@ -55,8 +55,9 @@ simulated seconds. After Holm's correction, {stars} of {gains} gains differ from
 - A gain is a difference in accuracy, in points, with its 95 % interval over n trials. Of both runs,
   only what they did until the cheaper run's end counts. The accuracy is the mean over the last
   sixth of this cost, of a curve that is straight between tests.
-- A star marks a gain that differs from 0 after Holm's correction over all gains of this page. With
-  six trials, the first one needs a mean of {needed:.1f} standard deviations of the differences.
+- A star marks a gain at equal uploads that differs from 0 after Holm's correction over these of all
+  settings. With six trials, the first one needs a mean of {needed:.1f} standard deviations of the
+  differences. Gains at equal samples and seconds are not tested. They show what else a rule costs.
 - Accuracy (in %, over the last sixth of a run's own uploads) and costs are means over trials.
   Megabytes are received and sent. Scored samples are those on which a rule computed losses. They
   cost no simulated seconds, which favours rules that score.
@@ -110,10 +111,11 @@ def page(rounds: pd.DataFrame) -> str:
             tables += [f"## {setting}", "", "<!-- gains -->", *lines, "<!-- end -->", ""]
     caveats = [(name, *words) for name, words in CAVEATS.items()]
     head = ("rule", "source", "what is missing, or unfair to it")
+    tests = (found.cost == "uploads").sum()
     return PAGE.format(
         stars=(found.holm < 0.05).sum(),
-        gains=len(found),
-        needed=stats.t(PLANNED - 1).isf(0.025 / len(found)) / math.sqrt(PLANNED),
+        gains=tests,
+        needed=stats.t(PLANNED - 1).isf(0.025 / tests) / math.sqrt(PLANNED),
         tables="\n".join(tables).strip(),
         trials=f"Of {PLANNED} planned trials, this page has {'; '.join(counts)}.",
         caveats="\n".join(evidence.markdown(head, caveats)),

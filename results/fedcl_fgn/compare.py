@@ -7,8 +7,9 @@ writes gains.csv and gains.png (gain over cost) into the first folder.
 Each gain is a difference in accuracy at equal cost: uploads, samples, or simulated seconds. Of both
 runs, only what they did until the cheaper run's end counts. The accuracy is the mean over the last
 sixth of this cost, of a curve that is straight between tests. Intervals are Student's at 95 %, over
-trials. A star is a gain that differs from 0 after Holm's correction over all gains of the table.
-Scored samples are those on which a rule computed losses. They cost no simulated seconds.
+trials. A star is a gain at equal uploads that differs from 0 after Holm's correction over these
+gains. The others are not tested, because they ask the same question of the same runs. Scored
+samples are those on which a rule computed losses. They cost no simulated seconds.
 """
 
 import argparse
@@ -58,6 +59,8 @@ def read_rows(folders: list[Path]) -> pd.DataFrame:
 def gains(df: pd.DataFrame) -> pd.DataFrame:
     """Returns a row for each gain: whose, at which equal cost, mean, low, high, p, trials, holm.
 
+    holm is p after the correction over all gains at equal uploads, and NaN for the other costs.
+
     df  rows of metrics.csv, in any order
     """
     runs = {key: rows.sort_values("round") for key, rows in df.groupby(RUN)}
@@ -74,7 +77,9 @@ def gains(df: pd.DataFrame) -> pd.DataFrame:
                 lines.append((setting, method, control, cost, *report.interval(found), len(pairs)))
     columns = ["setting", "method", "control", "cost", "mean", "low", "high", "p", "trials"]
     table = pd.DataFrame(lines, columns=columns)
-    return table.assign(holm=report.holm(table.p))
+    tested = table[table.cost == "uploads"]
+    holm = pd.Series(report.holm(tested.p), tested.index)
+    return table.assign(holm=holm)
 
 
 def pair_up(runs: dict, of_method: tuple, of_control: tuple) -> list[tuple]:
@@ -178,7 +183,7 @@ def show(df: pd.DataFrame, folder: Path) -> None:
     for setting, table in shown(found, spent).groupby(level=0, sort=False):
         heading = "" if setting == "-" else f"{setting}\n"
         print(f"{heading}{table.droplevel(0).to_string()}")
-    print("(paired over trials, 95 % Student intervals; * differs from 0 after Holm's correction)")
+    print("(paired over trials, 95 % Student intervals; * at equal uploads: not 0, by Holm)")
     found.join(spent, on=["setting", "method"]).to_csv(folder / "gains.csv", index=False)
     plot(found, spent, folder / "gains.png", df.attrs.get("title", ""))
 
