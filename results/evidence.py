@@ -30,6 +30,7 @@ UNTESTED = "not tested at the paper's setting"
 LABELS = (CONFIRMED, REFUTED, UNDECIDED, UNTESTED)  # of a claim
 DIRECTIONS = ("for", "against", UNDECIDED)  # of a comparison, for its claim
 EFFECTS = ("agrees", "excludes it", "too wide")  # of our difference, with the published effect
+AREAS = ("auc_size", "auc_loss")  # of results/fedac_art/controls.py
 MARGIN = 2.0  # points of accuracy that count as no difference
 
 
@@ -61,6 +62,7 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
     rounds_to_target                 what a method took to the final of its trial's 'fedavg'
     best5_pooled                     own_pooled, mean of the five best tests
     rank_correlation                 mean over rounds
+    noisy_gap, spearman, auc_*       of results/fedac_art/controls.py
     """
     goals = {}
     targets = {}
@@ -94,6 +96,7 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
         if trial in targets:
             values["rounds_to_target"], _ = first_at(run, targets[trial])
         values |= of_multi_phase(run)
+        values |= of_clusters(run)
         for measure, value in values.items():
             rows.append((*key, measure, value))
     return pd.DataFrame(rows, columns=[*KEYS, "measure", "value"])
@@ -107,6 +110,18 @@ def of_multi_phase(run: pd.DataFrame) -> dict[str, float]:
         values["best5_pooled"] = run.own_pooled.nlargest(5).mean()
     if "rank_correlation" in run:
         values["rank_correlation"] = run.rank_correlation.mean()
+    return values
+
+
+def of_clusters(run: pd.DataFrame) -> dict[str, float]:
+    """Returns the measures of results/fedac_art/controls.py, if a run has them.
+
+    noisy_gap is the fraction of wrong labels in small minus in large clusters, in points.
+    """
+    measured = run.reindex(columns=["noisy_small", "noisy_large", "spearman", *AREAS]).max()
+    values = measured.dropna().to_dict()
+    if "noisy_small" in values:
+        values["noisy_gap"] = 100 * (values.pop("noisy_small") - values.pop("noisy_large"))
     return values
 
 

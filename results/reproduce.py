@@ -28,6 +28,7 @@ COLUMNS += ["accuracy", "loss", "train_loss", "own_pooled", "rank_correlation"]
 for spread in SPREADS:
     COLUMNS += [f"clock_{spread}", f"waiting_{spread}"]
 COLUMNS += ["clock", "received_mb", "sent_mb", "scored"]  # since 2026-11-28
+COLUMNS += ["noisy_small", "noisy_large", "spearman", "auc_size", "auc_loss"]  # the same
 
 
 def read_works() -> pd.DataFrame:

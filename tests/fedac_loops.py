@@ -369,6 +369,7 @@ class Loops:
         size = self.sizes(self.clusters[0])
         total = 0
         samples = 0
+        areas = {"auc_size": [], "auc_loss": []}
         for m, shard in enumerate(self.shards):
             images = self.normalise(self.a.x_train[shard])
             logits = forward(nets[m % len(nets)], images, self.head)[1]
@@ -377,9 +378,28 @@ class Loops:
             if len(set(sizes)) > 1:
                 total += len(shard) * spearmanr(sizes, losses)[0]
                 samples += len(shard)
+            wrong = [self.wrong[i] for i in shard]
+            areas["auc_size"].append(self.area([-i for i in sizes], wrong))
+            areas["auc_loss"].append(self.area(losses, wrong))
         silhouettes = [silhouette(z.astype(np.float32), self.labels) for z in self.vectors]
         spearman = total / samples if samples else math.nan
-        return {"spearman": spearman, "silhouette": np.mean(silhouettes)}
+        row = {"spearman": spearman, "silhouette": np.mean(silhouettes)}
+        weights = np.array([len(shard) for shard in self.shards])
+        for name, of_clients in areas.items():
+            has_both = np.isfinite(of_clients)
+            row[name] = math.nan
+            if has_both.any():
+                row[name] = np.average(np.array(of_clients)[has_both], weights=weights[has_both])
+        return row
+
+    def area(self, suspicion, wrong) -> float:
+        """The fraction of pairs of a wrong and a true label in the right order; ties are halves."""
+        won = []
+        for of_wrong, is_wrong in zip(suspicion, wrong, strict=True):
+            for of_true, is_other in zip(suspicion, wrong, strict=True):
+                if is_wrong and not is_other:
+                    won.append((of_wrong > of_true) + (of_wrong == of_true) / 2)
+        return np.mean(won) if won else math.nan
 
     def look(self, clients: list[int], local: dict) -> None:
         """What Fig. 6 shows."""

@@ -400,14 +400,16 @@ def test_run_writes_rows_measures_and_figures(default_run):
         measured = {row["method"]: row for row in csv.DictReader(file)}
     names = list(measured["base"])[3:]
     assert names[0] == "clusters"
-    assert names[-2:] == ["spearman", "silhouette"]
-    assert len(names) == 11
+    late = ["spearman", "auc_size", "auc_loss", "silhouette"]
+    assert names[-4:] == late
+    assert len(names) == 13
     for arm in controls.ARMS:
         first, last = (row for row in rows if row["method"] == arm)
         for name in names:
-            got = first[name] or last[name]
-            assert float(got) == pytest.approx(float(measured[arm][name]))
-            assert bool(last[name]) == (name in names[-2:])
+            got = first[name] or last[name] or "nan"
+            wanted = float(measured[arm][name] or "nan")
+            assert float(got) == pytest.approx(wanted, nan_ok=True)
+            assert not (name in late and first[name])
 
 
 def test_clusters_are_those_of_the_flipped_labels(tmp_path, quick):

@@ -20,6 +20,9 @@ chance           the same for independent groups of these sizes
 noisy_small      fraction of wrong labels in FedAC's P1
 noisy_large      fraction of wrong labels in FedAC's P2
 spearman         cluster size and loss of the last model, within clients
+auc_size         how well small clusters find wrong labels: the area under the ROC curve, within
+                 clients. 0.5 is chance
+auc_loss         the same for large losses of the last model
 silhouette       of the classes in what Fig. 6 shows
 """
 
@@ -114,7 +117,11 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
             columns |= measure_clusters(config, fl, clusters, P1, flipped)
         if t + 1 == config.rounds:
             state["hidden"] = paper.hidden_of_clients(fl, update)
-            columns["spearman"] = rank_correlation(fl, state, clusters[0])
+            sizes = np.bincount(clusters[0])[clusters[0]]
+            losses = losses_of_samples(fl, state)
+            columns["spearman"] = rank_correlation(fl.shards, sizes, losses)
+            columns["auc_size"] = detection(fl.shards, -sizes, flipped)
+            columns["auc_loss"] = detection(fl.shards, losses, flipped)
             columns["silhouette"] = silhouette(**state["hidden"])
         run.record(t, state, update, **columns)
 
@@ -288,23 +295,47 @@ def chance_agreement(first: np.ndarray, second: np.ndarray, groups: list[np.ndar
     return np.average(both + neither, weights=[len(samples) for samples in groups])
 
 
-def rank_correlation(fl: common.Federation, state: dict, clusters: np.ndarray) -> float:
-    """Returns Spearman's correlation of cluster size and loss, averaged over samples.
+def losses_of_samples(fl: common.Federation, state: dict) -> np.ndarray:
+    """Returns each sample's loss with its client's model (n,); NaN if no client has the sample."""
+    losses = np.full(len(fl.labels), math.nan)
+    scores = fl.score(fl.received(state, fl.everyone), fl.everyone)
+    for shard, (of_client, _) in zip(fl.shards, scores, strict=True):
+        losses[shard] = of_client
+    return losses
+
+
+def rank_correlation(shards: list[np.ndarray], sizes: np.ndarray, losses: np.ndarray) -> float:
+    """Returns Spearman's correlation of cluster size and loss (n,), averaged over samples.
 
     It is taken within clients. A client with clusters of one size only has none.
     """
     import pandas as pd
 
-    sizes = np.bincount(clusters)[clusters]
-    scores = fl.score(fl.received(state, fl.everyone), fl.everyone)
     correlations = []
     samples = []
-    for shard, (losses, _) in zip(fl.shards, scores, strict=True):
+    for shard in shards:
         if len(np.unique(sizes[shard])) > 1:
-            table = pd.DataFrame({"size": sizes[shard], "loss": losses})
+            table = pd.DataFrame({"size": sizes[shard], "loss": losses[shard]})
             correlations.append(table.corr("spearman").loc["size", "loss"])
             samples.append(len(shard))
     return np.average(correlations, weights=samples) if samples else math.nan
+
+
+def detection(shards: list[np.ndarray], suspicion: np.ndarray, is_wrong: np.ndarray) -> float:
+    """Returns the area under the ROC curve of finding wrong labels (n,), averaged over samples.
+
+    It is the chance that a client's wrong label is more suspicious than a true one of the same
+    client. A client without both has none.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    areas = []
+    samples = []
+    for shard in shards:
+        if len(np.unique(is_wrong[shard])) == 2:
+            areas.append(roc_auc_score(is_wrong[shard], suspicion[shard]))
+            samples.append(len(shard))
+    return np.average(areas, weights=samples) if samples else math.nan
 
 
 def silhouette(vectors: Tensor, labels: Tensor, clients: list[int]) -> float:
@@ -324,7 +355,7 @@ def silhouette(vectors: Tensor, labels: Tensor, clients: list[int]) -> float:
 def plot(df, folder) -> None:
     """Writes measures.csv, and prints it as means over trials."""
     names = list(df.loc[:, "clusters":"noisy_large"])
-    names += ["spearman", "silhouette"]
+    names += ["spearman", "auc_size", "auc_loss", "silhouette"]
     runs = df.groupby(["setting", "method", "trial"], sort=False)[names]
     table = runs.last()  # each has one value in a run
     table.to_csv(folder / "measures.csv")
