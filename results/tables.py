@@ -50,6 +50,7 @@ from results.evidence import (
     difference,
     interval,
     markdown,
+    trials,
     values,
 )
 
@@ -103,9 +104,9 @@ def p_equal(row) -> float:
 
 def paper_errors(row) -> tuple[np.ndarray, int]:
     """Returns the standard error of each published mean, if there are any, and their trials."""
-    _, trials, divisor = PAPERS[CLAIMS.script[row.claim]]
+    _, n, divisor = PAPERS[CLAIMS.script[row.claim]]
     deviations = np.array(row.paper_stds.split(), dtype=float)
-    return deviations / np.sqrt(divisor), trials
+    return deviations / np.sqrt(divisor), n
 
 
 def effect(row) -> str:
@@ -361,6 +362,7 @@ def accuracies(script: str) -> list[str]:
     return markdown(head, rows)
 
 
+TABLE_1 = {"0.05": "6.8", "0.2": "4.3", "0.9": "3.2"}  # the published gains of FedAvg
 DECAY_RUNS = {  # a run, and the endings of its blocks of trials
     "CIFAR-10, LeNet-5, 200, 0.9": ("cifar10-decay0.9", "ab"),
     "Fashion-MNIST, LeNet-5, 200, 0.9": ("fmnist-decay0.9", "ab"),
@@ -438,6 +440,43 @@ def gained(row) -> str:
     """Returns '+4.1 [2.7, 5.6], n = 3', and whether that is undecided."""
     found = f"{shown(row.interval, row.measure)}, n = {row.interval.n}"
     return f"{found}, undecided" if row.direction == UNDECIDED else found
+
+
+def authors_clients(_: str) -> list[str]:
+    """fedavg_curriculum: Table 1 with the clients of the authors' code, as far as it was made.
+
+    A trial counts if its place is whole, with its controls. Below three there is no interval.
+    """
+    made = set(trials().index)
+    head = ("alpha", "curriculum - ordinary", "published", "curriculum - random")
+    head += ("shuffled - ordinary", "curriculum - shuffled", "n")
+    rows = []
+    for alpha, of_paper in TABLE_1.items():
+        places = [f"fedavg_curriculum/cifar10-even{alpha}-{number}" for number in range(1, 7)]
+        places = [place for place in places if {place, f"{place}-controls"} <= made]
+        if not places:
+            continue
+        plain = "+".join(places)
+        controls = "+".join(f"{place}-controls" for place in places)
+        pairs = [(f"{plain}||curriculum", f"{plain}||vanilla")]
+        pairs.append((f"{plain}||curriculum", f"{controls}||random"))
+        pairs.append((f"{controls}||shuffled", f"{plain}||vanilla"))
+        pairs.append((f"{plain}||curriculum", f"{controls}||shuffled"))
+        found = []
+        for plus, minus in pairs:
+            if alpha == "0.9" and minus.endswith("||random"):
+                found.append("not planned")
+            else:
+                found.append(few(difference(plus, minus, "last10")))
+        rows.append((alpha, found[0], of_paper, *found[1:], len(places)))
+    return markdown(head, rows)
+
+
+def few(gains: pd.Series) -> str:
+    """Returns the mean, with its interval if there are three trials or more."""
+    if len(gains) < 3:
+        return f"{gains.mean():+.1f}"
+    return shown(interval(gains), "last10")
 
 
 def labels(_: str) -> list[str]:
@@ -544,6 +583,7 @@ WRITERS = {
     "accuracies": accuracies,
     "decays": decays,
     "verdicts": verdicts,
+    "authors_clients": authors_clients,
     "labels": labels,
     "counts": counts,
     "published": published,

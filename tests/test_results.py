@@ -91,6 +91,22 @@ def test_the_shown_difference_of_a_claim_is_that_of_its_trials(claim, run, setti
     assert shown in line
 
 
+def test_the_authors_clients_are_those_of_whole_places():
+    """At 0.05: the places with their controls, one trial each. `random` is not planned at 0.9."""
+    made = set(pd.read_csv(ROOT / "results" / "runs.csv").run)
+    places = [f"fedavg_curriculum/cifar10-even0.05-{number}" for number in range(1, 7)]
+    whole = [place for place in places if {place, f"{place}-controls"} <= made]
+    curriculum = raw("+".join(whole), "", "curriculum")
+    controls = "+".join(f"{place}-controls" for place in whole)
+    line = next(line for line in tables.authors_clients("") if line.startswith("| 0.05 "))
+    cells = [cell.strip() for cell in line.split("|")][1:-1]
+    assert cells[-1] == str(len(whole))
+    for cell, method in ((cells[3], "random"), (cells[5], "shuffled")):
+        d = curriculum - raw(controls, "", method)
+        assert cell.startswith(f"{d.mean():+.1f}")
+        assert ("[" in cell) == (len(whole) > 2)
+
+
 def test_blocks_of_trials_follow_one_another():
     runs = [f"fedavg_curriculum/cifar10-exposure-new{block}" for block in (1, 2, 3)]
     joined = evidence.values(f"{'+'.join(runs)}||curriculum", "last10")
