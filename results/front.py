@@ -1,9 +1,11 @@
 """python -m results.front
 
-Plots results/front.png, the figure of the front page, from differences.csv and claims.csv. A blue
-dot is what an algorithm gains over FedAvg: the mean over n paired trials, with its 95 % interval.
-An orange dot is its gain over a control. A dot is hollow if the difference is undecided. A diamond
-is the gain in the paper, grey where its data, model or clients are others than ours.
+Plots results/front.png, the figure of the front page, from the evidence. A blue dot is what an
+algorithm gains over FedAvg: the mean over n paired trials, with its 95 % interval. An orange dot is
+its gain over a control, by the same measure of the same setting. A dot is filled if the difference
+is decided as for a claim's label (tables.py), and hollow if not. A diamond is the gain in the
+paper, with a 95 % interval by Welch where the paper has deviations. It is grey where data, model or
+clients are others than the paper's.
 """
 
 import argparse
@@ -11,176 +13,224 @@ import re
 from dataclasses import dataclass
 
 import matplotlib
-import pandas as pd
+import numpy as np
+from scipy import stats
 
+from results import tables
 from results.evidence import FOLDER, UNDECIDED
-from results.tables import ELSEWHERE
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  after the backend is chosen
 
-TITLE = "Gains are smaller than published, and two of nine beat a control"
 BLUE = "#1f5fa8"
 ORANGE = "#c85a00"
 GREY = "0.65"
-DIFFERENCES = pd.read_csv(FOLDER / "differences.csv")
-CLAIMS = pd.read_csv(FOLDER / "claims.csv", index_col="claim", keep_default_na=False)
-LIMITS = (-4.5, 12)
+LIMITS = (-5, 12)
+DECIDED = "filled: decided, a gain by p < 0.05, a loss after Holm's correction; hollow: undecided"
 
 
 @dataclass
 class Row:
-    """An algorithm on one data set: a claim, and how the names of its differences begin."""
+    """An algorithm on one data set. Each comparison is CLAIM: how its name begins (tables.py)."""
 
     name: str
     data: str
-    gain: tuple[str, str]  # on ordinary training
-    control: tuple[str, str]  # on what else may cause the gain
-    control_name: str
+    gain: str  # on ordinary training
+    controls: dict[str, str]  # what else may cause the gain -> the gain over it
     of_paper: str  # the paper's claim; its scale says whether the paper's setting is another
 
 
+SAMPLES = "Easy samples first"
+CLIENTS = "Easy clients first"
+PERIODS = "FedCL: more clients in critical rounds"
+PHASES = "FedCL: synchronised phases"
+GROUPS = "FedAC: samples in small clusters weigh less"
 ROWS = [
     Row(
-        "Easy samples first",
+        SAMPLES,
         "CIFAR-10, IID",
-        ("A15", "IID"),
-        ("A1", "IID: curriculum"),
-        "samples in random order",
+        "A15: IID",
+        {"random order (the paper's control)": "A1: IID: curriculum"},
         "A15",
     ),
     Row(
-        "Easy samples first",
-        "CIFAR-10, alpha 0.05, clients of other sizes",
-        ("A6", "FedAvg, Dir(0.05), new"),
-        ("E5", "FedAvg, Dir(0.05), 100"),
-        "the same batches, shuffled",
+        SAMPLES,
+        "CIFAR-10, two classes a client",
+        "A15: two",
+        {"random order (the paper's control)": "A1b: two classes: curriculum"},
+        "A15",
+    ),
+    Row(
+        SAMPLES,
+        "CIFAR-10, alpha 0.05",
+        "A6: FedAvg, Dir(0.05), new",
+        {"the same batches, shuffled": "E5: FedAvg, Dir(0.05), 100"},
         "A6",
     ),
     Row(
-        "Easy samples first",
-        "Fashion-MNIST, IID (no published number)",
-        ("E18", "IID, 100 rounds"),
-        ("E9", "IID, 100 rounds"),
-        "the same batches, shuffled",
+        SAMPLES,
+        "Fashion-MNIST, IID (none published)",
+        "E18: IID, 100 rounds",
+        {"the same batches, shuffled": "E9: IID, 100 rounds"},
         "",
     ),
     Row(
-        "Easy clients first",
+        CLIENTS,
         "CIFAR-10, IID",
-        ("A10", "IID: client"),
-        ("A10b", "IID: client"),
-        "clients in random order",
+        "A10: IID",
+        {"clients in random order": "A10b: IID"},
         "A10",
     ),
     Row(
-        "Easy clients and easy samples",
-        "CIFAR-10, alpha 0.2, clients of other sizes",
-        ("A12", "both − vanilla"),
-        ("A12", "both − client"),
-        "easy clients alone",
+        CLIENTS,
+        "with easy samples, CIFAR-10, alpha 0.2",
+        "A12: both − vanilla",
+        {"easy clients alone": "A12: both − client", "easy samples alone": "A12: both − data"},
         "A12",
     ),
     Row(
-        "FedCL, critical periods",
-        "CIFAR-10, alpha 0.1, LeNet-5, 200 rounds",
-        ("E34", "CIFAR-10, decay 0.9:"),
-        ("E38", "CIFAR-10, decay 0.9:"),
-        "FedAvg, its uploads, early",
+        PERIODS,
+        "CIFAR-10, alpha 0.1, AlexNet at 29 %",
+        "E36: CIFAR-10, AlexNet",
+        {"FedAvg, its uploads early": "E43: CIFAR-10, AlexNet"},
         "C1",
     ),
     Row(
-        "FedCL, critical periods",
-        "CIFAR-10, alpha 0.1, AlexNet, 60 rounds",
-        ("E36", "CIFAR-10, AlexNet"),
-        ("E43", "CIFAR-10, AlexNet"),
-        "FedAvg, its uploads, early",
+        PERIODS,
+        "CIFAR-10, alpha 0.1, LeNet-5",
+        "E34: CIFAR-10, decay 0.9:",
+        {"FedAvg, its uploads early": "E38: CIFAR-10, decay 0.9:"},
         "C1",
     ),
     Row(
-        "FedCL, synchronised phases",
+        PHASES,
         "MNIST, alpha 0.1",
-        ("E20", "alpha 0.1"),
-        ("E1", "alpha 0.1"),
-        "FedAvg at 2.7 times the learning rate",
+        "E20: alpha 0.1",
+        {"FedAvg at 2.7 times the rate": "E1: alpha 0.1"},
         "B1",
     ),
     Row(
-        "FedAC, fuzzy clusters",
+        PHASES,
+        "MNIST, alpha 1",
+        "E20: alpha 1",
+        {"FedAvg at 2.7 times the rate": "E1: alpha 1"},
+        "B1",
+    ),
+    Row(
+        GROUPS,
         "Fashion-MNIST, alpha 0.5",
-        ("E15", "FedAC"),
-        ("E8", "FedAC"),
-        "random groups of the same sizes",
+        "E15: FedAC",
+        {"random groups of the same sizes": "E8: FedAC"},
         "D1",
     ),
 ]
 
 
-def find(claim: str, start: str) -> pd.Series:
-    """Returns the one row of differences.csv of this claim that begins so."""
-    is_found = (DIFFERENCES.claim == claim) & DIFFERENCES.difference.str.startswith(start)
-    [row] = DIFFERENCES[is_found].to_dict("records")
-    return pd.Series(row)
+def title() -> str:
+    """Says how many gains are smaller than published, and how many controls are beaten."""
+    smaller = []
+    beaten = []
+    for row in ROWS:
+        gain = tables.find(row.gain)
+        if row.of_paper:
+            smaller.append(gain.interval.mean < published(row.of_paper, gain))
+        for place in row.controls.values():
+            control = tables.find(place)
+            beaten.append(control.interval.mean > 0 and control.direction != UNDECIDED)
+    gains = "Gains are smaller than published"
+    if not all(smaller):
+        gains = f"{sum(smaller)} of {len(smaller)} gains are smaller than published"
+    return f"{gains}, and {sum(beaten)} of {len(beaten)} controls are beaten"
 
 
-def draw_interval(axis, y: float, found: pd.Series, color: str) -> None:
-    """Plots a dot with its interval, and an arrow where the interval is cut."""
-    ends = [found.low, found.high]
-    axis.plot(ends, [y, y], color=color, linewidth=3, solid_capstyle="butt")
-    fill = "w" if found.direction == UNDECIDED else color
-    axis.plot(found["mean"], y, "o", color=color, markersize=7, markerfacecolor=fill)
+def published(claim: str, found) -> float:
+    """Returns the paper's gain, or the first number of the claim's text; NaN if there is none."""
+    if found.paper or not claim:
+        return float(found.paper or "nan")
+    return float(re.search(r"[-+]?\d+(\.\d+)?", tables.CLAIMS.paper[claim])[0])
+
+
+def half_width(found) -> float:
+    """Returns half of the 95 % interval of a published difference; 0 without deviations."""
+    errors, trials = tables.paper_errors(found)
+    variances = errors**2
+    if not found.paper or not variances.any():
+        return 0.0
+    df = variances.sum() ** 2 / (variances**2 / (trials - 1)).sum()
+    return float(stats.t(df).ppf(0.975) * np.sqrt(variances.sum()))
+
+
+def draw_interval(axis, y: float, ends: tuple[float, float], color: str, width: float) -> None:
+    """Plots a line, with an arrow where it is cut."""
+    axis.plot(ends, [y, y], color=color, linewidth=width, solid_capstyle="butt")
     for end, marker in zip(ends, "<>", strict=True):
         if not LIMITS[0] <= end <= LIMITS[1]:
             edge = LIMITS[0] if marker == "<" else LIMITS[1]
             axis.plot(edge, y, marker, color=color, clip_on=False)
 
 
-def published(row: Row, found: pd.Series) -> float:
-    """Returns the paper's gain, or the first number of the claim's text; NaN if there is none."""
-    if row.of_paper == "" or found.paper == found.paper:  # no claim, or a number
-        return found.paper
-    return float(re.search(r"[-+]?\d+(\.\d+)?", CLAIMS.paper[row.of_paper])[0])
+def draw_line(axis, y: float, label: str, found, color: str) -> None:
+    """Plots a comparison, with its name on the left and n on the right."""
+    draw_interval(axis, y, (found.interval.low, found.interval.high), color, 3)
+    fill = "w" if found.direction == UNDECIDED else color
+    axis.plot(found.interval.mean, y, "o", color=color, markersize=7, markerfacecolor=fill)
+    place = {"transform": axis.get_yaxis_transform(), "va": "center", "color": color}
+    axis.text(-0.84, y, label, fontsize=10, **place)
+    axis.text(1.02, y, f"n = {found.interval.n}", fontsize=10, **place)
 
 
-def draw_row(axis, y: float, row: Row) -> None:
-    """Plots the gain above, the gain over the control below, and their names on the left."""
-    gain = find(*row.gain)
-    control = find(*row.control)
-    draw_interval(axis, y - 0.12, gain, BLUE)
-    draw_interval(axis, y + 0.24, control, ORANGE)
-    is_other = row.of_paper and CLAIMS.scale[row.of_paper] in ELSEWHERE
-    color = GREY if is_other else "k"
-    of_paper = published(row, gain)
-    axis.plot(of_paper, y - 0.36, "D", color=color, markersize=6.5)
-    if CLAIMS.paper.get(row.of_paper, "").startswith("up to"):
-        axis.text(
-            of_paper - 0.4, y - 0.36, "up to", fontsize=8, color="0.4", ha="right", va="center"
-        )
-    place = {"transform": axis.get_yaxis_transform(), "va": "center"}
-    axis.text(-0.86, y - 0.27, row.name, weight="bold", fontsize=10.5, **place)
-    axis.text(-0.86, y + 0.02, row.data, fontsize=9, color="0.25", **place)
-    axis.text(-0.86, y + 0.29, f"control: {row.control_name}", fontsize=9, color=ORANGE, **place)
-    axis.text(1.02, y - 0.12, f"n = {gain.trials}", fontsize=9, color=BLUE, **place)
-    axis.text(1.02, y + 0.24, f"n = {control.trials}", fontsize=9, color=ORANGE, **place)
+def draw_published(axis, y: float, claim: str, found) -> None:
+    """Plots the diamond above a comparison. The claim's scale gives the colour."""
+    of_paper = published(claim, found)
+    scale = tables.CLAIMS.scale.get(claim, "")
+    color = GREY if scale in tables.ELSEWHERE else "k"
+    half = half_width(found)
+    if half:
+        draw_interval(axis, y, (of_paper - half, of_paper + half), color, 1)
+    axis.plot(of_paper, y, "D", color=color, markersize=6)
+    if tables.CLAIMS.paper.get(claim, "").startswith("up to"):
+        axis.text(of_paper - 0.4, y, "up to", fontsize=9, color="0.4", ha="right", va="center")
+
+
+def draw(axis) -> float:
+    """Plots all rows from the top, and returns where they end."""
+    y = 0.0
+    name = ""
+    for row in ROWS:
+        if row.name != name:
+            name = row.name
+            place = {"transform": axis.get_yaxis_transform(), "va": "center"}
+            axis.text(-0.86, y, name, weight="bold", fontsize=11, **place)
+            axis.axhline(y - 0.7, xmin=-0.86, color="0.85", linewidth=1, clip_on=False)
+            y += 1.1
+        gain = tables.find(row.gain)
+        draw_line(axis, y, row.data, gain, BLUE)
+        draw_published(axis, y - 0.42, row.of_paper, gain)
+        for control_name, place in row.controls.items():
+            control = tables.find(place)
+            y += 1
+            draw_line(axis, y, f"   over {control_name}", control, ORANGE)
+            if control.paper:
+                draw_published(axis, y - 0.42, row.of_paper, control)
+        y += 1.3
+    return y
 
 
 def main() -> None:
-    figure, axis = plt.subplots(figsize=(7.4, 7.4))
+    figure, axis = plt.subplots(figsize=(7.4, 8.9))
     axis.axvline(0, color="0.4", linewidth=1)
-    for y, row in enumerate(ROWS):
-        axis.axhspan(y - 0.5, y + 0.5, color="0.96" if y % 2 == 0 else "w", zorder=0)
-        draw_row(axis, y, row)
+    end = draw(axis)
     axis.plot([], [], "o-", color=BLUE, linewidth=3, label="gain over FedAvg")
     axis.plot([], [], "o-", color=ORANGE, linewidth=3, label="gain over a control")
     axis.plot([], [], "kD", label="published")
     axis.plot([], [], "D", color=GREY, label="published, other data, model or clients")
-    axis.plot([], [], "ko", markerfacecolor="w", label="hollow: undecided")
-    figure.legend(ncols=3, fontsize=9, frameon=False, loc=(0.005, 0.905), columnspacing=1.5)
-    axis.set(xlim=LIMITS, ylim=(len(ROWS) - 0.5, -0.5), xticks=range(-4, 13, 2), yticks=[])
+    figure.legend(ncols=2, fontsize=10, frameon=False, loc=(0.005, 0.918), columnspacing=1.5)
+    figure.text(0.017, 0.905, DECIDED, fontsize=9, color="0.25")
+    axis.set(xlim=LIMITS, ylim=(end - 0.6, -0.7), xticks=range(-4, 13, 2), yticks=[])
     axis.set_xlabel("worse  ←  percentage points of accuracy  →  better", fontsize=10)
     axis.spines[["left", "right", "top"]].set_visible(False)
-    figure.suptitle(TITLE, x=0.015, ha="left", weight="bold", fontsize=12)
-    figure.subplots_adjust(left=0.43, right=0.925, top=0.9, bottom=0.075)
+    figure.suptitle(title(), x=0.015, ha="left", y=0.988, weight="bold", fontsize=11.5)
+    figure.subplots_adjust(left=0.43, right=0.915, top=0.893, bottom=0.06)
     figure.savefig(FOLDER / "front.png", dpi=150, pil_kwargs={"optimize": True})
 
 

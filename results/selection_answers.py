@@ -69,8 +69,8 @@ simulated seconds. After Holm's correction, {stars} of {gains} gains at equal up
 
 The model is LeNet-5. There are 128 clients and 60 rounds of 16 clients. A client trains for 2
 epochs in batches of 16. The learning rate is 0.01, times 0.99 after each round. Devices have the
-spread 0.5 ([clock](clock.md)). No rule was tuned. The plan is in [LOG.md](LOG.md), and the commands
-are in [reproduce.csv](reproduce.csv), under `fedcl_fgn/rules-`.
+spread 0.5 ([clock](clock.md)). No rule was tuned ([plan](log/11-28-rules.md)). The commands are
+in [reproduce.csv](reproduce.csv), under `fedcl_fgn/rules-`.
 {trials}
 
 ## What is unfair to which rule

@@ -11,6 +11,8 @@ change.
   the claimed sign: +, -, 0 (no difference), <= (not above). `paper_stds` are the published standard
   deviations of the methods. `margin` is set where the trials were planned with it.
 - published.csv: accuracies in the papers, and the runs that measured the same.
+- verdicts.csv: the first table of results/README.md. A gain is a claim, a colon, and how the name
+  of its comparison begins.
 
 The rule. A claim's comparisons are one family. The claim is *confirmed* if each differs from 0 in
 the claimed direction (p < 0.05). It is *refuted* if one differs from 0 in the other direction after
@@ -48,6 +50,7 @@ from results.evidence import (
     difference,
     interval,
     markdown,
+    trials,
     values,
 )
 
@@ -70,6 +73,7 @@ TEXT = {"dtype": str, "keep_default_na": False}
 CLAIMS = pd.read_csv(FOLDER / "claims.csv", **TEXT).set_index("claim")
 COMPARISONS = pd.read_csv(FOLDER / "comparisons.csv", **TEXT)
 PUBLISHED = pd.read_csv(FOLDER / "published.csv", **TEXT)
+VERDICTS = pd.read_csv(FOLDER / "verdicts.csv", **TEXT)
 CHECKS = json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_text())
 
 
@@ -95,10 +99,14 @@ def p_equal(row) -> float:
     """Returns p that the published effect is ours, or NaN if no number is published."""
     if not row.paper:
         return np.nan
-    _, trials, divisor = PAPERS[CLAIMS.script[row.claim]]
+    return row.interval.p_equal(float(row.paper), *paper_errors(row))
+
+
+def paper_errors(row) -> tuple[np.ndarray, int]:
+    """Returns the standard error of each published mean, if there are any, and their trials."""
+    _, n, divisor = PAPERS[CLAIMS.script[row.claim]]
     deviations = np.array(row.paper_stds.split(), dtype=float)
-    errors = deviations / np.sqrt(divisor)
-    return row.interval.p_equal(float(row.paper), errors, trials)
+    return deviations / np.sqrt(divisor), n
 
 
 def effect(row) -> str:
@@ -354,6 +362,7 @@ def accuracies(script: str) -> list[str]:
     return markdown(head, rows)
 
 
+TABLE_1 = {"0.05": "6.8", "0.2": "4.3", "0.9": "3.2"}  # the published gains of FedAvg
 DECAY_RUNS = {  # a run, and the endings of its blocks of trials
     "CIFAR-10, LeNet-5, 200, 0.9": ("cifar10-decay0.9", "ab"),
     "Fashion-MNIST, LeNet-5, 200, 0.9": ("fmnist-decay0.9", "ab"),
@@ -370,18 +379,15 @@ def decays(_: str) -> list[str]:
     head += ("clients until the goal", "rounds until the goal")
     head += ("clients a round, first third - last", "n")
     rows = []
-    for name, (run, blocks) in DECAY_RUNS.items():
-        runs = "+".join(f"fedcl_fgn/{run}-{block}" for block in blocks)
-        fedcl, fedavg = f"{runs}||fedavg+cl", f"{runs}||fedavg"
-        gain = interval(difference(fedcl, fedavg, "last10"))
-        uploads = interval(values(fedcl, "uploads") / values(fedavg, "uploads"))
+    for name in DECAY_RUNS:
+        gain, uploads, early = of_decay(name)
+        fedcl, fedavg = decay_terms(name)
         clients = values(fedcl, "clients_to_base") / values(fedavg, "clients_to_base")
         clients = clients[np.isfinite(clients)]
         until = f"{len(clients)} trials only"
         if len(clients) > 2:
             until = interval(clients).text(2).removeprefix("+")
         rounds = interval(difference(fedcl, fedavg, "rounds_to_base"))
-        early = interval(values(fedcl, "clients_early_late"))
         found = (shown(gain, "last10"), uploads.text(2).removeprefix("+"), until)
         rows.append((name, *found, shown(rounds, ""), shown(early, ""), gain.n))
     rows.append(
@@ -389,6 +395,88 @@ def decays(_: str) -> list[str]:
     )
     rows[-1] += ("more early (curves)", "3")
     return markdown(head, rows)
+
+
+def decay_terms(name: str) -> tuple[str, str]:
+    """Returns the trials of FedCL and of FedAvg of one of DECAY_RUNS."""
+    run, blocks = DECAY_RUNS[name]
+    runs = "+".join(f"fedcl_fgn/{run}-{block}" for block in blocks)
+    return f"{runs}||fedavg+cl", f"{runs}||fedavg"
+
+
+def of_decay(name: str) -> tuple[Interval, Interval, Interval]:
+    """Returns FedCL's gain over FedAvg, its uploads / FedAvg's, its clients early - late."""
+    fedcl, fedavg = decay_terms(name)
+    gain = interval(difference(fedcl, fedavg, "last10"))
+    uploads = interval(values(fedcl, "uploads") / values(fedavg, "uploads"))
+    early = interval(values(fedcl, "clients_early_late"))
+    return gain, uploads, early
+
+
+def find(place: str):
+    """'E20: alpha 0.1' -> the one comparison of this claim that begins so."""
+    claim, _, start = place.partition(": ")
+    rows = family(claim)
+    [row] = rows[rows.what.str.startswith(start)].itertuples()
+    return row
+
+
+def verdicts(_: str) -> list[str]:
+    """Returns a line for each algorithm: whether to use it, its gains, its cost."""
+    head = ("algorithm", "use it?", "gain over plain training [95 %], n (published)")
+    head += ("gain over the control", "extra cost", "not tested")
+    rows = []
+    for about in VERDICTS.itertuples():
+        name = f"[{about.name}]({about.script}/README.md)"
+        gain = find(about.gain)
+        control = find(about.control)
+        of_plain = f"{about.data}: {gained(gain)} ({about.published or gain.paper})"
+        of_control = f"{about.control_name}: {gained(control)}"
+        rows.append((name, about.use, of_plain, of_control, about.cost, about.untested))
+    return markdown(head, rows)
+
+
+def gained(row) -> str:
+    """Returns '+4.1 [2.7, 5.6], n = 3', and whether that is undecided."""
+    found = f"{shown(row.interval, row.measure)}, n = {row.interval.n}"
+    return f"{found}, undecided" if row.direction == UNDECIDED else found
+
+
+def authors_clients(_: str) -> list[str]:
+    """fedavg_curriculum: Table 1 with the clients of the authors' code, as far as it was made.
+
+    A trial counts if its place is whole, with its controls. Below three there is no interval.
+    """
+    made = set(trials().index)
+    head = ("alpha", "curriculum - ordinary", "published", "curriculum - random")
+    head += ("shuffled - ordinary", "curriculum - shuffled", "n")
+    rows = []
+    for alpha, of_paper in TABLE_1.items():
+        places = [f"fedavg_curriculum/cifar10-even{alpha}-{number}" for number in range(1, 7)]
+        places = [place for place in places if {place, f"{place}-controls"} <= made]
+        if not places:
+            continue
+        plain = "+".join(places)
+        controls = "+".join(f"{place}-controls" for place in places)
+        pairs = [(f"{plain}||curriculum", f"{plain}||vanilla")]
+        pairs.append((f"{plain}||curriculum", f"{controls}||random"))
+        pairs.append((f"{controls}||shuffled", f"{plain}||vanilla"))
+        pairs.append((f"{plain}||curriculum", f"{controls}||shuffled"))
+        found = []
+        for plus, minus in pairs:
+            if alpha == "0.9" and minus.endswith("||random"):
+                found.append("not planned")
+            else:
+                found.append(few(difference(plus, minus, "last10")))
+        rows.append((alpha, found[0], of_paper, *found[1:], len(places)))
+    return markdown(head, rows)
+
+
+def few(gains: pd.Series) -> str:
+    """Returns the mean, with its interval if there are three trials or more."""
+    if len(gains) < 3:
+        return f"{gains.mean():+.1f}"
+    return shown(interval(gains), "last10")
 
 
 def labels(_: str) -> list[str]:
@@ -400,7 +488,7 @@ def labels(_: str) -> list[str]:
         for claim in about.index[about.scale != "own"]:
             asked = CLAIMS.asked[claim]
             found[label(claim)].append(f"{claim} ({asked})" if asked else claim)
-        page = f"{script}/README.md"
+        page = f"#{script}"
         if script == "theory":
             page = "../theory/README.md"
         rows.append((f"[{script}]({page})", *map(", ".join, found.values())))
@@ -494,6 +582,8 @@ WRITERS = {
     "claims": claims,
     "accuracies": accuracies,
     "decays": decays,
+    "verdicts": verdicts,
+    "authors_clients": authors_clients,
     "labels": labels,
     "counts": counts,
     "published": published,
