@@ -66,9 +66,9 @@ class Config(paper.Config):
         sweep=("curriculum", "anti", "random", *RIVALS),
         choices=paper.ORDERS + RIVALS,
     )
-    data_order: str = flag("vanilla", "order of a client's samples", choices=paper.ORDERS)
+    data_order: str = flag("vanilla", "order of a client's samples, or FILE.py:FUNCTION")
     score: str = flag(
-        "G", "loss of the global model or an expert", choices=("G", "E"), when=asks_score
+        "G", "loss of the global model (G) or an expert (E), or FILE.py:FUNCTION", when=asks_score
     )
     pacing: str = flag("linear", "shape of both pacings", choices=paper.PACINGS, when=is_paced)
     client_a: float = flag(
@@ -97,6 +97,7 @@ class Config(paper.Config):
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """The loop of client_curriculum.py, with other keys by which clients are ranked."""
+    order, own_score, own_client_score = paper.find_functions(config)
     expert_losses = paper.score_by_expert(config, fl, run)
     before = paper.measure_difficulty(fl.shards, expert_losses)
     fl.shards = paper.deal_by_difficulty(config, fl, expert_losses)
@@ -109,20 +110,26 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     for t in run.rounds(state):
         is_short = len(state["queue"]) < K
         if is_choice(config):
-            clients = choose_by_loss(config, fl, state, t, expert_losses)
+            clients = choose_by_loss(config, fl, state, t, expert_losses, own_score)
         else:
             if is_short:
-                key = rank_clients(config, fl, state, expert_losses)
+                key = rank_clients(config, fl, state)
+                if key is None:  # an order of the paper
+                    key = paper.score_clients(
+                        config, fl, state, expert_losses, own_score, own_client_score
+                    )
                 state["pool_size"] = paper.pool_size(config, u=t * K)
                 pool = paper.draw_pool(config, fl, t, key, state["pool_size"])
                 state["queue"] = paper.fill_queue(state["queue"], pool)
             clients = np.sort(state["queue"][:K])
             state["queue"] = state["queue"][K:]
 
-        losses = paper.score_samples(config, config.data_order, fl, state, clients, expert_losses)
+        losses = paper.score_samples(
+            config, config.data_order, fl, state, clients, expert_losses, own_score
+        )
         batches = []
         for m, difficulty in zip(clients, losses, strict=True):
-            batches.append(paper.draw_client_batches(config, fl, t, m, difficulty))
+            batches.append(paper.draw_client_batches(config, fl, t, m, difficulty, order))
         eta = paper.falling_lr(config, steps=max(map(len, batches)))
         update = fl.train(state, t, clients, batches, lr=eta)
         count_turns(config, fl, state, update)
@@ -137,12 +144,14 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         run.record(t, state, update, **columns)
 
 
-def choose_by_loss(config, fl: common.Federation, state: dict, t: int, expert_losses) -> np.ndarray:
+def choose_by_loss(
+    config, fl: common.Federation, state: dict, t: int, expert_losses, own_score
+) -> np.ndarray:
     """Power-of-choice: returns the K clients of largest loss among d that are selected by size."""
     drawn = fl.streams("candidates", t).choice(
         config.clients, count_candidates(config), replace=False, p=fl.sizes / fl.sizes.sum()
     )
-    losses = paper.score_samples(config, "anti", fl, state, drawn, expert_losses)
+    losses = paper.score_samples(config, "anti", fl, state, drawn, expert_losses, own_score)
     gains = np.array([-of_client.mean() for of_client in losses])
     worst_first = paper.sort_clients(gains, fl.streams("client ties", t))
     return np.sort(drawn[worst_first[: config.clients_per_round]])
@@ -153,8 +162,8 @@ def count_candidates(config) -> int:
     return min(max(config.candidates, config.clients_per_round), config.clients)
 
 
-def rank_clients(config, fl: common.Federation, state: dict, expert_losses) -> np.ndarray:
-    """Returns each client's key (M,). The smallest comes first."""
+def rank_clients(config, fl: common.Federation, state: dict) -> np.ndarray | None:
+    """Returns a rival's key of each client (M,), or None. The smallest comes first."""
     match config.client_order:
         case "entropy":
             return -label_entropies(fl)
@@ -163,8 +172,7 @@ def rank_clients(config, fl: common.Federation, state: dict, expert_losses) -> n
         case "coverage":
             waits = np.isin(fl.everyone, state["queue"])  # then its turn comes before the pool's
             return np.array(state["turns"]) + waits
-    losses = paper.score_samples(config, config.client_order, fl, state, fl.everyone, expert_losses)
-    return np.array([of_client.mean() for of_client in losses])
+    return None
 
 
 def label_entropies(fl: common.Federation) -> np.ndarray:
