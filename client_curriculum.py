@@ -376,7 +376,7 @@ def score_samples(
         return [expert_losses[fl.shards[m]] for m in clients]
     theta = fl.received(state, clients)
     if own_score is not None:
-        shapes = [(N,) for N in fl.sizes[clients]]
+        shapes = [(N,) for N in fl.sizes[clients].tolist()]
         return ask_each(own_score, "--score", config.score, fl, theta, clients, shapes)
     return [losses for losses, _ in fl.score(theta, clients)]
 

@@ -154,10 +154,12 @@ def find_function(option: str, word: str, known: dict) -> Callable:
     """
     if word in known:
         return known[word]
+    wanted = f"{', '.join(known)} or FILE.py:FUNCTION"
+    if not is_own(word):
+        raise UsageError(f"{option} {word}: choose {wanted}")
     try:
         return load_from_file(word)
     except (Exception, SystemExit) as error:  # whatever a user's own file raises
-        wanted = f"{', '.join(known)} or FILE.py:FUNCTION"
         raise UsageError(f"{option} {word}: {first_line(error)}; wanted {wanted}") from error
 
 
@@ -203,7 +205,7 @@ def ask_each(function: Callable, option: str, word: str, fl, theta, clients, sha
 
     theta  (P,) or (K, P): the weights that the clients received. theta_m (P,) is a copy
     """
-    thetas = theta.expand(len(clients), -1)
+    thetas = theta.expand(len(clients), -1)  # a row for each client
     answers = []
     for m, theta_m, shape in zip(clients.tolist(), thetas, shapes, strict=True):
         with blamed(option, word, f"client {m}"):
@@ -217,8 +219,9 @@ def as_numbers(returned, shape: tuple) -> np.ndarray:
         returned = returned.detach().cpu()
     numbers = np.asarray(returned)
     if numbers.shape != shape or numbers.dtype.kind not in "biuf":
+        wanted = f"numbers of shape {shape}" if shape else "one number"
         found = f"{type(returned).__name__} of shape {numbers.shape}"
-        raise ValueError(f"wanted numbers of shape {shape}, not {found}")
+        raise ValueError(f"wanted {wanted}, not {found}")
     if np.isnan(numbers).any():
         raise ValueError(f"wanted numbers, but {np.isnan(numbers).sum()} are NaN")
     return numbers.astype(float)
@@ -232,7 +235,7 @@ def as_batches(returned: Iterable, T: int, B: int, N: int) -> np.ndarray:
     rows = [*itertools.islice(returned, T + 1)]
     if len(rows) != T:
         found = "more" if len(rows) > T else len(rows)
-        raise ValueError(f"wanted {T} batches, not {found}")
+        raise ValueError(f"wanted a batch for each of {T} steps, not {found}")
     batches = np.full((T, B), -1)
     for step, row in enumerate(rows):
         places = np.asarray(row)
