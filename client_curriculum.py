@@ -182,6 +182,10 @@ class Config(experiment.Config):
         super().check()
         find_functions(self)
 
+    def client_scores(self) -> dict:
+        """Returns {--client-score: its function}. A study adds its own."""
+        return {"mean": None}
+
     def reads_rounds(self) -> bool:
         """Whether a round depends on how many there are."""
         return paces_clients(self)
@@ -197,7 +201,7 @@ def find_functions(config: Config) -> tuple[Callable, Callable | None, Callable 
     }
     order = find_function("--data-order", config.data_order, orders)
     own_score = find_function("--score", config.score, {"G": None, "E": None})
-    own_client_score = find_function("--client-score", config.client_score, {"mean": None})
+    own_client_score = find_function("--client-score", config.client_score, config.client_scores())
     return order, own_score, own_client_score
 
 

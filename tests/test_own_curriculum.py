@@ -173,7 +173,8 @@ def test_a_wrong_result_is_one_line(option, head, returned, said, data, own, cap
     (own / "own.py").write_text(head + returned)
     script = client_curriculum if option == "--client-score" else fedavg_curriculum
     with pytest.raises(SystemExit) as stop:
-        launch(script, data, own / "run", "--partition", "iid", "--clients", "6", option, "own.py:f")
+        words = ["--partition", "iid", "--clients", "6", option, "own.py:f"]
+        launch(script, data, own / "run", *words)
     [line] = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert stop.value.code == 2
     assert line.startswith(f"error: {option} own.py:f, client ") and said in line

@@ -106,15 +106,18 @@ def hard_threshold(fl: common.Federation, t: int, m: int, difficulty, g: np.ndar
     return paper.easy_first(fl, t, m, -difficulty, np.array(above), rng)
 
 
-def way_of_lambda(config, t: int, T: int) -> list[float]:
+def way_of_lambda(config, t: int, T: int) -> np.ndarray:
     """Returns which fraction of its way lambda has come at each of the T steps of round t."""
     start = 0
     total = T
     if config.pacing_scope == "global":
         start = t * T
         total = config.rounds * T
-    arrival = config.pacing_a * total
-    return [step / arrival if step < arrival else 1.0 for step in range(start, start + T)]
+    steps = start + np.arange(T)
+    before = steps < config.pacing_a * total  # it has arrived at the others
+    x = np.ones(T)
+    x[before] = steps[before] / (config.pacing_a * total)
+    return x
 
 
 def count_below(difficulty: np.ndarray, x: float, b: float) -> int:

@@ -16,7 +16,6 @@ points are common to all of them:
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
