@@ -163,9 +163,9 @@ def find_function(option: str, word: str, known: dict) -> Callable:
         raise UsageError(f"{option} {word}: {first_line(error)}; wanted {wanted}") from error
 
 
-def is_own(word: str) -> bool:
-    """Whether a word is FILE.py:FUNCTION."""
-    return ".py:" in word
+def is_own(word) -> bool:
+    """Whether a word is FILE.py:FUNCTION. Other values of options are not."""
+    return ".py:" in str(word)
 
 
 def name_of(word: str) -> str:
@@ -232,22 +232,25 @@ def as_batches(returned: Iterable, T: int, B: int, N: int) -> np.ndarray:
 
     -1 means no sample. Raises ValueError for another number of batches, and for other places.
     """
-    rows = [*itertools.islice(returned, T + 1)]
+    rows = [np.asarray(row) for row in itertools.islice(returned, T + 1)]
     if len(rows) != T:
         found = "more" if len(rows) > T else len(rows)
         raise ValueError(f"wanted a batch for each of {T} steps, not {found}")
+    places = np.concatenate(rows)
+    lengths = np.array([len(row) for row in rows])
+    wanted = f"wanted batches of 1 to {B} integers from 0 to {N - 1}"
+    if places.ndim > 1 or places.dtype.kind not in "iu" or lengths.max() > B:
+        raise ValueError(f"{wanted}, not {places.dtype} and up to {lengths.max()}")
     batches = np.full((T, B), -1)
-    for step, row in enumerate(rows):
-        places = np.asarray(row)
-        are_integers = places.ndim == 1 and places.dtype.kind in "iu"
-        if are_integers:
-            places = places[places != -1]
-        are_some = are_integers and 1 <= len(places) <= B
-        if not are_some or places.min() < 0 or places.max() >= N:
-            found = " ".join(map(str, np.ravel(places)[:20]))
-            wanted = f"1 to {B} integers from 0 to {N - 1}"
-            raise ValueError(f"batch {step}: wanted {wanted}, not {found or 'none'}")
-        batches[step, : len(places)] = places
+    batches[np.arange(B) < lengths[:, None]] = places
+    is_sample = batches >= 0
+    is_empty = ~is_sample.any(1)
+    has_gap = (is_sample[:, 1:] > is_sample[:, :-1]).any(1)
+    is_outside = ((batches < -1) | (batches >= N)).any(1)
+    wrong = np.flatnonzero(is_empty | has_gap | is_outside)
+    if len(wrong):
+        found = " ".join(map(str, batches[wrong[0], : lengths[wrong[0]]][:20]))
+        raise ValueError(f"{wanted}, then perhaps -1; batch {wrong[0]} is {found or 'empty'}")
     return batches
 
 

@@ -154,12 +154,15 @@ FAULTS = [  # the option, what the function returns, what the line says
     (*ORDER, "None", "'NoneType' object is not iterable"),
     (*ORDER, "[]", "wanted a batch for each of 1 steps, not 0"),
     (*ORDER, "__import__('itertools').repeat([0])", "of 1 steps, not more"),
-    (*ORDER, "[[0.5]]", "batch 0: wanted 1 to 20 integers from 0 to 9, not 0.5"),
-    (*ORDER, "[[10]]", "integers from 0 to 9, not 10"),
-    (*ORDER, "[[-2]]", "integers from 0 to 9, not -2"),
-    (*ORDER, "[[-1]]", "integers from 0 to 9, not none"),
-    (*ORDER, "[[0] * 21]", "wanted 1 to 20 integers"),
-    (*ORDER, "[0]", "integers from 0 to 9, not 0"),
+    (*ORDER, "[[0.5]]", "wanted batches of 1 to 20 integers from 0 to 9, not float64"),
+    (*ORDER, "[[10]]", "integers from 0 to 9, then perhaps -1; batch 0 is 10"),
+    (*ORDER, "[[-2]]", "batch 0 is -2"),
+    (*ORDER, "[[-1]]", "batch 0 is -1"),
+    (*ORDER, "[[0, -1, 1]]", "batch 0 is 0 -1 1"),
+    (*ORDER, "[range(0)]", "not float64"),
+    (*ORDER, "[[0] * 21]", "1 to 20 integers from 0 to 9, not int64 and up to 21"),
+    (*ORDER, "[[[0]]]", "wanted batches of 1 to 20 integers"),
+    (*ORDER, "[0]", "zero-dimensional"),
     (*ORDER, "[rng.absent]", "(AttributeError in own.py, line 1)"),
     (*CLIENT_SCORE, "[1.0, 2.0]", "wanted one number, not list of shape (2,)"),
     (*CLIENT_SCORE, "float('nan')", "1 are NaN"),
@@ -213,6 +216,23 @@ def test_losses_that_are_not_finite_end_the_run_with_3(data, own, capsys):
 
 
 # ---------------------------------------------------------------------------------- resuming a run
+
+
+@pytest.mark.parametrize("option", ["--order", "--score"])
+def test_more_rounds_do_not_follow_what_may_depend_on_their_number(option, data, own, capsys):
+    """A user's function can read fl.config.rounds. vanilla does not use the score."""
+    word = "own.py:in_lists" if option == "--order" else "own.py:loss"
+    words = ["--order", "vanilla", option, word]
+    launch(fedavg_curriculum, data, own / "run", *words)
+    more = [*words, "--resume", "--rounds", "5"]
+    if option == "--score":
+        [rows] = launch(fedavg_curriculum, data, own / "run", *more).values()
+        assert len(rows) == 5
+        return
+    with pytest.raises(SystemExit) as stop:
+        launch(fedavg_curriculum, data, own / "run", *more)
+    assert stop.value.code == 2
+    assert "rounds" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_an_edited_file_is_not_resumed(data, own, capsys):
