@@ -188,8 +188,7 @@ class Config(experiment.Config):
 
     def reads_rounds(self) -> bool:
         """Whether a round depends on how many there are."""
-        has_own = any(map(is_own, self.flags("").values()))  # a user's function may use them
-        return has_own or paces_clients(self)
+        return paces_clients(self)
 
 
 def find_functions(config: Config) -> tuple[Callable, Callable | None, Callable | None]:

@@ -21,7 +21,7 @@ NODES = {
     "training.py": 2220,
     "stacks.py": 900,
     "data.py": 3840,
-    "user_files.py": 1260,
+    "user_files.py": 1320,
     "nets.py": 4030,
     "fedavg_curriculum.py": 1620,
     "client_curriculum.py": 2260,

@@ -26,7 +26,6 @@ import common
 import experiment
 from experiment import flag
 from results.fedcl_fgn.rules import check_output_bias
-from user_files import is_own
 
 POOLED = ("entropy", "hics", "coverage")
 RIVALS = ("power-of-choice", *POOLED)
@@ -91,8 +90,7 @@ class Config(paper.Config):
         return super().client_scores() | rivals | {"power-of-choice": largest_losses}
 
     def reads_rounds(self) -> bool:
-        has_own = any(map(is_own, self.flags("").values()))
-        return has_own or has_pool(self)
+        return has_pool(self)
 
     def federation(self, data, streams) -> common.Federation:
         fl = Noting(self, data, streams)
