@@ -109,6 +109,16 @@ def test_algorithm_1_as_an_own_order_is_the_built_in_one(script, name, data, own
     assert rows[name] == rows["curriculum"] != rows["vanilla"]
 
 
+def test_a_preset_takes_own_functions(data, own):
+    """Each order under each score. vanilla, which uses none, is trained once."""
+    words = ["--preset", "fig1", "--order", "own.py:in_lists", "vanilla", "--lr-alpha", "0"]
+    words += ["--partition", "iid", "--score", "G", "own.py:loss", "--rounds", "1"]
+    rows = launch(fedavg_curriculum, data, own / "run", *words)
+    assert [len(rows[method]) for method in ("in_lists", "vanilla")] == [2, 2]
+    assert len({str(row) for row in rows["in_lists"]}) == 1  # both scores are the same loss
+    assert len([*(own / "run/checkpoints").iterdir()]) == 3
+
+
 @pytest.mark.parametrize("script", [client_curriculum, client_rivals])
 def test_own_functions_of_clients_are_the_built_in_ones(script, data, own):
     """With what the clients send to be ranked."""
