@@ -42,6 +42,7 @@ How this differs from the paper, and why:
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,7 @@ import common
 import experiment
 import training
 from experiment import flag, report
+from user_files import as_batches, ask_each, blamed, find_function, is_own, name_of
 
 ORDERS = ("curriculum", "anti", "random", "vanilla")
 PACINGS = ("linear", "quadratic", "root", "step", "exponential")
@@ -59,12 +61,22 @@ PACINGS = ("linear", "quadratic", "root", "step", "exponential")
 
 def is_ranked(order: str) -> bool:
     """Whether this order sorts by difficulty."""
-    return order in ("curriculum", "anti")
+    return order in ("curriculum", "anti") or is_own(order)
+
+
+def ranks_clients(config) -> bool:
+    """Whether clients are sorted by difficulty."""
+    return is_ranked(config.client_order)
+
+
+def ranks_by_samples(config) -> bool:
+    """Whether a client is as difficult as its samples are in the mean."""
+    return ranks_clients(config) and config.client_score == "mean"
 
 
 def asks_score(config) -> bool:
-    """Whether clients or samples are sorted by difficulty."""
-    return is_ranked(config.client_order) or is_ranked(config.data_order)
+    """Whether clients or samples are sorted by the difficulty of samples."""
+    return ranks_by_samples(config) or is_ranked(config.data_order)
 
 
 def takes_all_clients(config) -> bool:
@@ -112,15 +124,21 @@ class Config(experiment.Config):
     )
     data_order: str = flag(
         "curriculum",
-        "a client's samples: easy first, hard first, random order, or all at every step",
+        "a client's samples: easy first (curriculum), hard first (anti), random order, all at "
+        "every step (vanilla), or your own: FILE.py:FUNCTION, like easy_first",
         sweep=("curriculum", "vanilla"),
-        choices=ORDERS,
     )
     score: str = flag(
         "G",
-        "difficulty: loss of the global model (G), or of an expert trained on all data (E)",
-        choices=("G", "E"),
+        "difficulty of a sample: loss of the global model (G), of an expert trained on all data "
+        "(E), or your own: FILE.py:FUNCTION of (fl, theta, m)",
         when=asks_score,
+    )
+    client_score: str = flag(
+        "mean",
+        "difficulty of a client: that of its samples in the mean, or your own: FILE.py:FUNCTION "
+        "of (fl, theta, m)",
+        when=ranks_clients,
     )
     f_ord: float = flag(
         1.0,
@@ -159,9 +177,32 @@ class Config(experiment.Config):
     lr_alpha: float = flag(0.0, "alpha in eta_i = eta (1 + alpha i)^-p", low=0, when=has_falling_lr)
     lr_power: float = flag(0.75, "p in eta_i", low=0, when=has_falling_lr)
 
+    def check(self) -> None:
+        """Raises UsageError if options contradict, or a function is not found."""
+        super().check()
+        find_functions(self)
+
+    def client_scores(self) -> dict:
+        """Returns {--client-score: its function}. A study adds its own."""
+        return {"mean": None}
+
     def reads_rounds(self) -> bool:
         """Whether a round depends on how many there are."""
         return paces_clients(self)
+
+
+def find_functions(config: Config) -> tuple[Callable, Callable | None, Callable | None]:
+    """Returns the functions of --data-order, --score, --client-score. None: a score of ours."""
+    orders = {
+        "curriculum": easy_first,
+        "anti": hard_first,
+        "random": easy_first,  # all samples are equally easy (`score_samples`)
+        "vanilla": easy_first,  # all samples are admitted (`draw_client_batches`)
+    }
+    order = find_function("--data-order", config.data_order, orders)
+    own_score = find_function("--score", config.score, {"G": None, "E": None})
+    own_client_score = find_function("--client-score", config.client_score, config.client_scores())
+    return order, own_score, own_client_score
 
 
 def name(config: Config) -> str:
@@ -171,12 +212,13 @@ def name(config: Config) -> str:
         if order == "curriculum":
             words.append(who)
         elif order != "vanilla":
-            words.append(f"{who}-{order}")
+            words.append(f"{who}-{name_of(order)}")
     return "+".join(words) or "vanilla"
 
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """A client order (Section 4.2) around a data order (Algorithm 1)."""
+    order, own_score, own_client_score = find_functions(config)
     expert_losses = score_by_expert(config, fl, run)
     # Algorithm 2. Each client gets other samples, but as many as before: fl.sizes stays as it is.
     fl.shards = deal_by_difficulty(config, fl, expert_losses)
@@ -188,20 +230,20 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
     for t in run.rounds(state):
         is_short = len(state["queue"]) < K  # too few are left for a round
         if is_short:
-            losses = score_samples(
-                config, config.client_order, fl, state, fl.everyone, expert_losses
-            )
-            L = np.array([of_client.mean() for of_client in losses])  # L_m: Eq. 1
+            L = score_clients(config, fl, state, expert_losses, own_score, own_client_score)
             state["pool_size"] = pool_size(config, u=t * K)  # g(u) after u client updates
             pool = draw_pool(config, fl, t, L, state["pool_size"])
             state["queue"] = fill_queue(state["queue"], pool)
         clients = np.sort(state["queue"][:K])  # a mini-batch of clients
         state["queue"] = state["queue"][K:]
 
-        difficulties = score_samples(config, config.data_order, fl, state, clients, expert_losses)
+        difficulties = score_samples(
+            config, config.data_order, fl, state, clients, expert_losses, own_score
+        )
         batches = []
         for m, difficulty in zip(clients, difficulties, strict=True):
-            batches.append(draw_client_batches(config, fl, t, m, difficulty))  # Algorithm 1
+            drawn = draw_client_batches(config, fl, t, m, difficulty, order)
+            batches.append(drawn)  # Algorithm 1
         eta = falling_lr(config, steps=max(map(len, batches)))  # enough for the largest client
         update = fl.train(state, t, clients, batches, lr=eta)
         p = fl.proportions(clients)
@@ -308,16 +350,38 @@ def measure_difficulty(shards, losses: np.ndarray) -> tuple[np.ndarray, np.ndarr
 # --------------------------------------------------------------------------- the client curriculum
 
 
-def score_samples(config, order: str, fl, state: dict, clients, expert_losses) -> list[np.ndarray]:
-    """Returns the losses (N,) of each client's samples, under the expert or the received model.
+def score_clients(
+    config, fl: common.Federation, state: dict, expert_losses, own_score, own_client_score
+) -> np.ndarray:
+    """Returns each client's difficulty L_m (M,): its samples' mean (Eq. 1), or a user's own."""
+    everyone = fl.everyone
+    if ranks_clients(config) and own_client_score is not None:
+        theta = fl.received(state, everyone)
+        shapes = [()] * len(everyone)
+        word = config.client_score
+        L = ask_each(own_client_score, "--client-score", word, fl, theta, everyone, shapes)
+        return np.array(L)
+    order = config.client_order
+    difficulties = score_samples(config, order, fl, state, everyone, expert_losses, own_score)
+    return np.array([of_client.mean() for of_client in difficulties])
 
-    If the order needs no losses, all samples are equally difficult.
+
+def score_samples(
+    config, order: str, fl, state: dict, clients, expert_losses, own_score=None
+) -> list[np.ndarray]:
+    """Returns the difficulties (N,) of each client's samples.
+
+    They are the losses under the expert or the received model, or a user's own. If the order needs
+    none, all samples are equally difficult.
     """
     if not is_ranked(order):
         return [np.zeros(fl.sizes[m]) for m in clients]
     if config.score == "E":
         return [expert_losses[fl.shards[m]] for m in clients]
     theta = fl.received(state, clients)
+    if own_score is not None:
+        shapes = [(N,) for N in fl.sizes[clients].tolist()]
+        return ask_each(own_score, "--score", config.score, fl, theta, clients, shapes)
     return [losses for losses, _ in fl.score(theta, clients)]
 
 
@@ -335,7 +399,7 @@ def pool_size(config: Config, u: int) -> int:
 
 
 def draw_pool(config, fl: common.Federation, t: int, L: np.ndarray, size: int) -> np.ndarray:
-    """Returns the first `size` clients by the client order and mean losses L (M,), shuffled.
+    """Returns the first `size` clients by the client order and difficulties L (M,), shuffled.
 
     Under --client-sampling uniform it returns the K random clients of this round alone.
     """
@@ -366,30 +430,46 @@ def fill_queue(queue: list[int], pool: np.ndarray) -> list[int]:
 # ----------------------------------------------------------------------------- the data curriculum
 
 
-def draw_client_batches(config, fl: common.Federation, t: int, m: int, difficulty) -> np.ndarray:
+def draw_client_batches(
+    config, fl: common.Federation, t: int, m: int, difficulty: np.ndarray, order: Callable
+) -> np.ndarray:
     """Returns the samples of client m at each of its T local steps in round t: (T, B), -1: none.
 
-    Pacing and sampler are as in fedavg_curriculum.py, over one round.
+    order  a function like `easy_first`
+
+    Orders, pacing and sampler are as in fedavg_curriculum.py, over one round.
     """
     shard = fl.shards[m]
     N = len(shard)
     T = config.epochs * math.ceil(N / config.batch_size)
-    if config.data_order == "anti":
-        difficulty = -difficulty
-
-    def g(step: int) -> int:
-        """How many samples are admitted."""
-        if not paces_samples(config):
-            return N
-        return pacing(config.pacing, step, T, N, config.pacing_a, config.pacing_b)
-
+    g = np.full(T, N)  # how many samples are admitted
+    if paces_samples(config):
+        for step in range(T):
+            g[step] = pacing(config.pacing, step, T, N, config.pacing_a, config.pacing_b)
     rng = fl.streams("batches", t, m)
+    with blamed("--data-order", config.data_order, f"client {m}"):
+        drawn = order(fl, t, m, difficulty.copy(), g, rng)
+        places = as_batches(drawn, T, config.batch_size, N)
+    return np.where(places < 0, -1, shard[places])
+
+
+def easy_first(fl: common.Federation, t: int, m: int, difficulty, g: np.ndarray, rng):
+    """Returns the batches of client m's T local steps in round t: lists of places in its samples.
+
+    difficulty  (N,) of its samples fl.shards[m], small = easy
+    g           (T,): how many of the easiest samples each step admits
+    rng         a generator for the batches
+
+    Equal difficulties are in random order. In `random` all are equal.
+    """
     ties = fl.streams("ties", t, m)
-    sampler = CurriculumBatchSampler(difficulty, config.batch_size, T, g, rng, ties)
-    batches = np.full((T, config.batch_size), -1)
-    for step, drawn in enumerate(sampler):
-        batches[step, : len(drawn)] = shard[drawn]
-    return batches
+    B = fl.config.batch_size
+    return CurriculumBatchSampler(difficulty, B, len(g), g.__getitem__, rng, ties)
+
+
+def hard_first(fl: common.Federation, t: int, m: int, difficulty, g: np.ndarray, rng):
+    """As `easy_first`, but hard samples count as easy."""
+    return easy_first(fl, t, m, -difficulty, g, rng)
 
 
 def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
@@ -475,23 +555,22 @@ def falling_lr(config: Config, steps: int) -> np.ndarray:
 def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tuple[int, int]:
     """Returns how many clients get a model to score with in round t, and the numbers they send.
 
-    is_short says whether round t needed a new pool, for which the clients were ranked. Under G
-    all M clients get theta whenever they are ranked. Those that are then selected get it a second
-    time, to train from it. If the base sends no models (solo), they score with their own. The
-    expert is sent once, because its scores never change.
+    is_short says whether round t needed a new pool, for which the clients were ranked. Under G, or
+    a user's own score, all M clients get theta whenever they are ranked. Those that are then
+    selected get it a second time, to train from it. If the base sends no models (solo), they score
+    with their own. The expert is sent once, because its scores never change.
     """
     scorers = 0
     numbers = 0
-    ranks_clients = is_ranked(config.client_order)
-    if config.score == "E":
-        if t == 0 and asks_score(config):
-            scorers = config.clients
-        if t == 0 and ranks_clients:
-            numbers = config.clients
-    elif ranks_clients and is_short:
+    by_expert = config.score == "E" and ranks_by_samples(config)
+    if config.score == "E" and asks_score(config) and t == 0:
+        scorers = config.clients
+    if by_expert and t == 0:
+        numbers = config.clients
+    if ranks_clients(config) and is_short and not by_expert:
         numbers = config.clients
         if fl.base.vectors > 0:  # the base sends models
-            scorers = config.clients
+            scorers += config.clients
     return scorers, numbers
 
 

@@ -1,7 +1,7 @@
-"""A user's own FILE.py: how it is loaded, and how an edit of it is noticed.
+"""A user's own FILE.py: how it is loaded and called, and how an edit of it is noticed.
 
-Such a file holds a model (--model), a rule (--select) or a whole script. It may import modules that
-lie next to it.
+Such a file holds a model (--model), a rule (--select), a curriculum (--score, --order) or a whole
+script. It may import modules that lie next to it.
 """
 
 import ast
@@ -13,11 +13,15 @@ import os
 import runpy
 import sys
 import sysconfig
+import traceback
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from errors import UsageError, first_line
+import numpy as np
+from torch import Tensor
+
+from errors import NonFiniteError, UsageError, first_line, is_of_the_machine
 
 ROOT = Path(__file__).resolve().parent
 OURS = ("bases", "common", "data", "errors", "experiment", "nets", "results")
@@ -138,6 +142,119 @@ def imported_by(file: Path, places: Iterable[Path]) -> set[Path]:
                 found |= {folder / f"{part}.py", folder / part / "__init__.py"}
                 folder /= part
     return {path for path in found if os.access(path, os.R_OK) and path.is_file()}
+
+
+# ------------------------------------------------------------------------------- its functions
+
+
+def find_function(option: str, word: str, known: dict) -> Callable:
+    """Returns known[word], or the function that FILE.py:FUNCTION names.
+
+    Raises UsageError, which names the option, if there is none.
+    """
+    if word in known:
+        return known[word]
+    wanted = f"{', '.join(known)} or FILE.py:FUNCTION"
+    if not is_own(word):
+        raise UsageError(f"{option} {word}: choose {wanted}")
+    try:
+        return load_from_file(word)
+    except (Exception, SystemExit) as error:  # whatever a user's own file raises
+        raise UsageError(f"{option} {word}: {first_line(error)}; wanted {wanted}") from error
+
+
+def is_own(word) -> bool:
+    """Whether a word is FILE.py:FUNCTION. Other values of options are not."""
+    return ".py:" in str(word)
+
+
+def name_of(word: str) -> str:
+    """Returns FUNCTION of FILE.py:FUNCTION, and any other word as it is."""
+    return word.rpartition(":")[2]
+
+
+@contextlib.contextmanager
+def blamed(option: str, word: str, where: str):
+    """In this block a function of FILE.py is called. Its errors become a UsageError.
+
+    `where` says for which client or round. NonFiniteError, and errors of memory or a GPU, stay what
+    they are, as do all errors if `word` names no file.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        is_theirs = not isinstance(error, NonFiniteError) and not is_of_the_machine(error)
+        if not (is_theirs and is_own(word)):
+            raise
+        fault = f"{first_line(error)}{place_in(word, error)}"
+        raise UsageError(f"{option} {word}, {where}: {fault}") from error
+
+
+def place_in(word: str, error: BaseException) -> str:
+    """Returns the kind of an error and the last line of FILE.py that led to it, if any did."""
+    file = Path(word.rpartition(":")[0]).name
+    lines = traceback.extract_tb(error.__traceback__)
+    own = [line.lineno for line in lines if Path(line.filename).name == file]
+    if not own:
+        return ""
+    return f" ({type(error).__name__} in {file}, line {own[-1]})"
+
+
+def ask_each(function: Callable, option: str, word: str, fl, theta, clients, shapes) -> list:
+    """Returns function(fl, theta_m, m) for each client, as numbers of these shapes.
+
+    theta  (P,) or (K, P): the weights that the clients received. theta_m (P,) is a copy
+    """
+    thetas = theta.expand(len(clients), -1)  # a row for each client
+    answers = []
+    for m, theta_m, shape in zip(clients.tolist(), thetas, shapes, strict=True):
+        with blamed(option, word, f"client {m}"):
+            answers.append(as_numbers(function(fl, theta_m.clone(), m), shape))
+    return answers
+
+
+def as_numbers(returned, shape: tuple) -> np.ndarray:
+    """Returns what a function returned in float64. ValueError for another shape, and for NaN."""
+    if isinstance(returned, Tensor):
+        returned = returned.detach().cpu()
+    numbers = np.asarray(returned)
+    if numbers.shape != shape or numbers.dtype.kind not in "biuf":
+        wanted = f"numbers of shape {shape}" if shape else "one number"
+        found = f"{type(returned).__name__} of shape {numbers.shape}"
+        raise ValueError(f"wanted {wanted}, not {found}")
+    if np.isnan(numbers).any():
+        raise ValueError(f"wanted numbers, but {np.isnan(numbers).sum()} are NaN")
+    return numbers.astype(float)
+
+
+def as_batches(returned: Iterable, T: int, B: int, N: int) -> np.ndarray:
+    """Returns T batches, each of at most B places in N samples, as an array (T, B).
+
+    -1 means no sample. Raises ValueError for another number of batches, and for other places.
+    """
+    rows = [np.asarray(row) for row in itertools.islice(returned, T + 1)]
+    if len(rows) != T:
+        found = "more" if len(rows) > T else len(rows)
+        raise ValueError(f"wanted a batch for each of {T} steps, not {found}")
+    places = np.concatenate(rows)
+    lengths = np.array([len(row) for row in rows])
+    wanted = f"wanted batches of 1 to {B} integers from 0 to {N - 1}"
+    if places.ndim > 1 or places.dtype.kind not in "iu" or lengths.max() > B:
+        raise ValueError(f"{wanted}, not {places.dtype} and up to {lengths.max()}")
+    batches = np.full((T, B), -1)
+    batches[np.arange(B) < lengths[:, None]] = places
+    is_sample = batches >= 0
+    is_empty = ~is_sample.any(1)
+    has_gap = (is_sample[:, 1:] > is_sample[:, :-1]).any(1)
+    is_outside = ((batches < -1) | (batches >= N)).any(1)
+    wrong = np.flatnonzero(is_empty | has_gap | is_outside)
+    if len(wrong):
+        found = " ".join(map(str, batches[wrong[0], : lengths[wrong[0]]][:20]))
+        raise ValueError(f"{wanted}, then perhaps -1; batch {wrong[0]} is {found or 'empty'}")
+    return batches
+
+
+# -------------------------------------------------------------------------------- its checksum
 
 
 def files_of(path: Path) -> set[Path]:

@@ -19,6 +19,7 @@ from bases import BASES
 from data import DATASETS, PARTITIONS, Data
 from errors import UsageError
 from nets import NETS
+from user_files import is_own
 
 from .machine import gpu_fault
 
@@ -194,7 +195,8 @@ class Config:
     def results_depend_on(self) -> dict:
         """{name: value} of the options that decide the result of this config's method."""
         roles = ["", "dealing", "central"]
-        if self.reads_rounds():
+        has_function = any(map(is_own, self.flags("").values()))  # a user's may use --rounds
+        if has_function or self.reads_rounds():
             roles.append("length")
         return self.flags(*roles)
 

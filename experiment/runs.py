@@ -156,7 +156,7 @@ class Run:
         if self.config.hold_out:  # then who holds a sample decides whether it may be seen
             identity |= self.config.flags("dealing")
         path = self.path.with_name(file_name(name, identity))
-        identity |= self.environment
+        identity |= self.conditions | checksums(identity)  # other options' files may differ
         if not on_first_rank(path.exists):
             tensor = make()  # a task of all ranks
             on_first_rank(lambda: save(path, identity, tensor))
@@ -277,6 +277,11 @@ class Run:
     @functools.cached_property
     def environment(self) -> dict:
         """Returns what decides it in addition to the options: data and a user's code, as read."""
+        return self.conditions | checksums(self.identity)
+
+    @functools.cached_property
+    def conditions(self) -> dict:
+        """Returns the part of `environment` that all methods share."""
         found = {
             "torch": str(torch.__version__),
             "numpy": np.__version__,
@@ -287,14 +292,20 @@ class Run:
         }
         if self.config.init:
             found["initial weights"] = zlib.crc32(self.initial().numpy())
-        for name, value in self.identity.items():
-            if checksum := source_checksum(value):
-                found[f"the file of --{name}, checksum"] = checksum
         for file in self.script.own_files(self.config):
             checksum = source_checksum(f"{file}:federate")
             name = f"the file {Path(file).name}, checksum"  # of two __init__.py, say, the sum
             found[name] = found.get(name, 0) + checksum
         return found
+
+
+def checksums(options: dict) -> dict:
+    """Returns the checksum of each FILE.py that is the value of an option."""
+    found = {}
+    for name, value in options.items():
+        if checksum := source_checksum(value):
+            found[f"the file of --{name.replace('_', '-')}, checksum"] = checksum
+    return found
 
 
 def plain_row(row: dict, totals=()) -> dict:

@@ -230,6 +230,7 @@ class Literal:
             rng = self.streams("candidates", t)
             drawn = rng.choice(M, self.c.candidates, replace=False, p=p).tolist()
             self.scored(len(drawn))
+            self.pool = K
             keys = [self.key(order, m, theta) for m in drawn]
             return sorted(self.ordered(drawn, keys, ties)[:K])
         if len(self.queue) < K:

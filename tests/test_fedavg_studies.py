@@ -64,17 +64,19 @@ def drawn(order, n=23, t=2, m=3, difficulty=None, **flags):
     """(batches, weights) of a client whose samples are 100, 101, ..., of three classes."""
     y = np.arange(100 + n) % 3
     shards = {m: np.arange(100, 100 + n)}
-    fl = SimpleNamespace(shards=shards, sizes={m: n}, labels=y, streams=common.Streams(1))
+    streams = common.Streams(1)
     if difficulty is None:
         difficulty = rng(1).random(n)
     if order in ("random", "vanilla"):
         difficulty = np.zeros(n)
     study = STUDY.get(order, exposure)
     config = small(study.Config, order=order, **flags)
-    found = study.draw_client_batches(config, fl, t, m, difficulty)
-    if study is exposure:
-        return found
-    return found, np.ones(found.shape)
+    fl = SimpleNamespace(shards=shards, sizes={m: n}, labels=y, streams=streams, config=config)
+    function, _ = script.find_functions(config)
+    batches = script.draw_client_batches(config, fl, t, m, difficulty, function)
+    if order == "weighted":
+        return exposure.weigh(fl, t, m, batches)
+    return batches, np.ones(batches.shape)
 
 
 @pytest.mark.parametrize("scope", ["round", "global"])

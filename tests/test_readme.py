@@ -58,14 +58,23 @@ def test_the_sampler_runs_in_an_ordinary_loop(tmp_path):
     assert done.stdout.splitlines() == ["torch.Size([32, 20]) torch.Size([32])"] * 101
 
 
-def test_the_rule_is_compared_with_fedavg(tmp_path):
-    """As on the page, but shorter."""
-    (tmp_path / "mine.py").write_text(blocks(README, "python")[1])
-    command = next(line for line in commands(README) if "mine.py" in line)
-    short = ["--rounds", "2", "--budget", "32", "--trials", "2", "--jobs", "1"]
-    done = run([*shlex.split(command)[1:], *short], tmp_path)
+@pytest.mark.parametrize(
+    ("name", "short", "said"),
+    [
+        ("contrast", ["--rounds", "2", "--epochs", "1"], "curriculum - vanilla, final:"),
+        ("largest", ["--rounds", "2", "--budget", "32"], "fedavg largest - fedavg, final:"),
+    ],
+)
+def test_a_method_of_ones_own_is_compared(name, short, said, tmp_path):
+    """As on the page, where the first line of the block is the command, but shorter."""
+    [block] = [block for block in blocks(README, "python") if f"def {name}(" in block]
+    assert len(block.splitlines()) <= 10
+    (tmp_path / "mine.py").write_text(block)
+    program, *words = shlex.split(block.splitlines()[0].removeprefix("# python "))
+    start = ["-m", words.pop(0)] if program == "-m" else [str(ROOT / program)]
+    done = run([*start, *words, *short, "--trials", "2", "--jobs", "1"], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "fedavg largest - fedavg, final:" in done.stdout
+    assert said in done.stdout
 
 
 # -------------------------------------------------------------------------------------- reference

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from errors import UsageError
-from user_files import files_of, load_from_file, source_checksum
+from user_files import blamed, files_of, load_from_file, source_checksum
 
 
 def test_a_name_is_found_in_a_file_of_the_working_directory(tmp_path, monkeypatch):
@@ -127,3 +127,16 @@ def test_the_checksum_covers_imports_from_folders_without_init(tmp_path, monkeyp
         (tmp_path / "rules/inner/one.py").write_text(text)
         checksums.add(source_checksum("mine.py:f"))
     assert len(checksums) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "error", "raised"),
+    [
+        ("mine.py:f", KeyError("x"), UsageError),
+        ("mine.py:f", MemoryError(), MemoryError),
+        ("built-in", KeyError("x"), KeyError),
+    ],
+)
+def test_only_a_users_function_is_blamed_and_not_for_the_machine(word, error, raised):
+    with pytest.raises(raised), blamed("--score", word, "client 3"):
+        raise error

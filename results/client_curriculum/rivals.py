@@ -10,13 +10,13 @@ hics             the same, estimated from the output layer's bias after a client
                  (HiCS-FL, Chen and Vikalo, 2024, without its clusters)
 coverage         the least trained first
 
-All except power-of-choice make pools, paced as in the client curriculum. They differ only in the
-key by which clients are ranked.
+Each is a score of clients, as --client-score. They differ only in this score: pools are paced as in
+the client curriculum. Only a pool of power-of-choice is always K clients.
 """
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -66,9 +66,9 @@ class Config(paper.Config):
         sweep=("curriculum", "anti", "random", *RIVALS),
         choices=paper.ORDERS + RIVALS,
     )
-    data_order: str = flag("vanilla", "order of a client's samples", choices=paper.ORDERS)
+    data_order: str = flag("vanilla", "order of a client's samples, or FILE.py:FUNCTION")
     score: str = flag(
-        "G", "loss of the global model or an expert", choices=("G", "E"), when=asks_score
+        "G", "loss of the global model (G) or an expert (E), or FILE.py:FUNCTION", when=asks_score
     )
     pacing: str = flag("linear", "shape of both pacings", choices=paper.PACINGS, when=is_paced)
     client_a: float = flag(
@@ -85,92 +85,98 @@ class Config(paper.Config):
         when=is_estimated,
     )
 
+    def client_scores(self) -> dict:
+        rivals = {"entropy": entropy, "hics": hics, "coverage": coverage}
+        return super().client_scores() | rivals | {"power-of-choice": largest_losses}
+
     def reads_rounds(self) -> bool:
         return has_pool(self)
 
     def federation(self, data, streams) -> common.Federation:
-        fl = super().federation(data, streams)
+        fl = Noting(self, data, streams)
         if is_estimated(self):
             check_output_bias(fl, "--client-order hics")
         return fl
 
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
-    """The loop of client_curriculum.py, with other keys by which clients are ranked."""
-    expert_losses = paper.score_by_expert(config, fl, run)
-    before = paper.measure_difficulty(fl.shards, expert_losses)
-    fl.shards = paper.deal_by_difficulty(config, fl, expert_losses)
-    means, stds = paper.measure_difficulty(fl.shards, expert_losses)
-    K = config.clients_per_round
-    state = fl.start() | {"pool_size": config.clients, "queue": []}
-    state["difficulty"] = torch.tensor(np.array([before, (means, stds)]))  # for clients.png
-    state["turns"] = [0] * config.clients
-    state["entropies"] = [math.inf] * config.clients  # of labels, estimated after the first turn
-    for t in run.rounds(state):
-        is_short = len(state["queue"]) < K
-        if is_choice(config):
-            clients = choose_by_loss(config, fl, state, t, expert_losses)
-        else:
-            if is_short:
-                key = rank_clients(config, fl, state, expert_losses)
-                state["pool_size"] = paper.pool_size(config, u=t * K)
-                pool = paper.draw_pool(config, fl, t, key, state["pool_size"])
-                state["queue"] = paper.fill_queue(state["queue"], pool)
-            clients = np.sort(state["queue"][:K])
-            state["queue"] = state["queue"][K:]
-
-        losses = paper.score_samples(config, config.data_order, fl, state, clients, expert_losses)
-        batches = []
-        for m, difficulty in zip(clients, losses, strict=True):
-            batches.append(paper.draw_client_batches(config, fl, t, m, difficulty))
-        eta = paper.falling_lr(config, steps=max(map(len, batches)))
-        update = fl.train(state, t, clients, batches, lr=eta)
-        count_turns(config, fl, state, update)
-        p = fl.proportions(clients)
-        state["theta"] = fl.aggregate(state, update, p)
-
-        columns = {"pool": state["pool_size"], "expert_loss": means[clients].mean()}
-        columns |= {"inside": stds.mean(), "between": means.std()}
-        scorers, numbers = count_scoring(config, fl, t, is_short)
-        columns["scorers"] = scorers
-        columns |= fl.cost(update, sent=numbers, scorers=scorers)
-        run.record(t, state, update, **columns)
+    """The loop of client_curriculum.py. A rival puts the clients with its smallest score first."""
+    fl.expert_losses = paper.score_by_expert(config, fl, run)
+    fl.before = paper.measure_difficulty(fl.shards, fl.expert_losses)
+    if config.client_order in RIVALS:
+        config = replace(config, client_order="curriculum", client_score=config.client_order)
+    if config.client_score == "power-of-choice":
+        config = replace(config, client_a=1e6, client_b=0.0)  # a pool is K clients
+    paper.federate(config, fl, run)
 
 
-def choose_by_loss(config, fl: common.Federation, state: dict, t: int, expert_losses) -> np.ndarray:
-    """Power-of-choice: returns the K clients of largest loss among d that are selected by size."""
-    drawn = fl.streams("candidates", t).choice(
-        config.clients, count_candidates(config), replace=False, p=fl.sizes / fl.sizes.sum()
+class Noting(common.Federation):
+    """The clients, with notes on their turns in `state`, and the costs of the rivals' scores.
+
+    turns       how many turns each client has had
+    entropies   of labels, estimated after a client's first turn
+    difficulty  before and after Algorithm 2, for clients.png
+    """
+
+    def start(self) -> dict:
+        M = self.config.clients
+        after = paper.measure_difficulty(self.shards, self.expert_losses)
+        self.state = super().start() | {"turns": [0] * M, "entropies": [math.inf] * M}
+        self.state["difficulty"] = torch.tensor(np.array([self.before, after]))
+        return self.state
+
+    def train(self, state, t, clients, batches, **changes) -> common.Update:
+        update = super().train(state, t, clients, batches, **changes)
+        count_turns(self.config, self, state, update)
+        return update
+
+    def cost(self, update, received=0, sent=0, scorers=0) -> dict[str, float]:
+        if self.config.client_order in RIVALS:
+            scorers, sent = count_scoring(self.config, self, self.round() - 1)
+        return super().cost(update, received, sent, scorers) | {"scorers": scorers}
+
+    def round(self) -> int:
+        """Returns how many rounds are over."""
+        return sum(self.state["turns"]) // self.config.clients_per_round
+
+
+def entropy(fl: Noting, theta: torch.Tensor, m: int) -> float:
+    """Returns minus the entropy of the client's labels, in nats."""
+    shares = torch.from_numpy(fl.count_labels()[m] / fl.sizes[m])
+    return -float(torch.special.entr(shares).sum())
+
+
+def hics(fl: Noting, theta: torch.Tensor, m: int) -> float:
+    """Returns the same, estimated. Who has had no turn comes first."""
+    return -fl.state["entropies"][m]
+
+
+def coverage(fl: Noting, theta: torch.Tensor, m: int) -> int:
+    """Returns how many turns the client has had, with the one that it waits for."""
+    return fl.state["turns"][m] + (m in fl.state["queue"])
+
+
+def largest_losses(fl: Noting, theta: torch.Tensor, m: int) -> float:
+    """Power-of-choice: returns minus the mean loss of a candidate, and infinity for others.
+
+    The d candidates of a round are selected by size.
+    """
+    rng = fl.streams("candidates", fl.round())
+    d = count_candidates(fl.config)
+    p = fl.sizes / fl.sizes.sum()
+    if m not in rng.choice(fl.config.clients, d, replace=False, p=p):
+        return math.inf
+    _, own_score, _ = paper.find_functions(fl.config)
+    clients = np.array([m])
+    [losses] = paper.score_samples(
+        fl.config, "anti", fl, fl.state, clients, fl.expert_losses, own_score
     )
-    losses = paper.score_samples(config, "anti", fl, state, drawn, expert_losses)
-    gains = np.array([-of_client.mean() for of_client in losses])
-    worst_first = paper.sort_clients(gains, fl.streams("client ties", t))
-    return np.sort(drawn[worst_first[: config.clients_per_round]])
+    return -losses.mean()
 
 
 def count_candidates(config) -> int:
     """Returns d."""
     return min(max(config.candidates, config.clients_per_round), config.clients)
-
-
-def rank_clients(config, fl: common.Federation, state: dict, expert_losses) -> np.ndarray:
-    """Returns each client's key (M,). The smallest comes first."""
-    match config.client_order:
-        case "entropy":
-            return -label_entropies(fl)
-        case "hics":
-            return -np.array(state["entropies"])  # who has had no turn comes first
-        case "coverage":
-            waits = np.isin(fl.everyone, state["queue"])  # then its turn comes before the pool's
-            return np.array(state["turns"]) + waits
-    losses = paper.score_samples(config, config.client_order, fl, state, fl.everyone, expert_losses)
-    return np.array([of_client.mean() for of_client in losses])
-
-
-def label_entropies(fl: common.Federation) -> np.ndarray:
-    """Returns the entropy of each client's labels (M,), in nats."""
-    shares = torch.from_numpy(fl.count_labels() / fl.sizes[:, None])
-    return torch.special.entr(shares).sum(1).numpy()
 
 
 def count_turns(config, fl: common.Federation, state: dict, update: common.Update) -> None:
@@ -180,9 +186,9 @@ def count_turns(config, fl: common.Federation, state: dict, update: common.Updat
         b_0 = output_bias(fl, fl.received(state, update.clients))
         b = output_bias(fl, update.gather_thetas())
         entropies = estimate_entropies(b - b_0, update.length, config.temperature)
-    for m, entropy in zip(update.clients.tolist(), entropies, strict=True):
+    for m, estimate in zip(update.clients.tolist(), entropies, strict=True):
         if is_estimated(config) and state["turns"][m] == 0:
-            state["entropies"][m] = float(entropy)
+            state["entropies"][m] = float(estimate)
         state["turns"][m] += 1
 
 
@@ -203,15 +209,15 @@ def estimate_entropies(delta_b: torch.Tensor, length, temperature: float) -> tor
     return torch.special.entr(p).sum(1)
 
 
-def count_scoring(config, fl: common.Federation, t: int, is_short: bool) -> tuple[int, int]:
-    """As in client_curriculum.py. The labels' entropies are sent once."""
-    scorers, numbers = paper.count_scoring(config, fl, t, is_short)
+def count_scoring(config, fl: common.Federation, t: int) -> tuple[int, int]:
+    """As in client_curriculum.py, for a rival. The labels' entropies are sent once."""
+    scorers, numbers = paper.count_scoring(config, fl, t, is_short=False)
     if config.client_order == "entropy" and t == 0:
         numbers = config.clients
     if is_choice(config) and config.score == "E" and t == 0:
         scorers = config.clients
         numbers = config.clients
-    if is_choice(config) and config.score == "G":
+    if is_choice(config) and config.score != "E":
         numbers = count_candidates(config)
         if fl.base.vectors > 0:
             scorers = numbers

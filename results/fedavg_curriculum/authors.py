@@ -46,6 +46,7 @@ def main(argv=None) -> None:
         doc=__doc__,
         federate=paper.federate,
         compare=("order",),
+        name=paper.name,
         plot=paper.plot,
     )
     experiment.main(script, argv)

@@ -38,6 +38,7 @@ class Config(paper.Config):
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
     """The loop of fedavg_curriculum.py, with the dissimilarity measured before each round."""
+    order, own_score = paper.find_functions(config)
     state = fl.start()
     state["own_nets"] = {}
     expert_losses = None
@@ -45,13 +46,14 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         expert_losses = paper.score_by_expert(config, fl, run)
     for t in run.rounds(state):
         clients = fl.select(t, config.clients_per_round)
-        difficulties = paper.score_samples(config, fl, state, clients, expert_losses)
+        difficulties = paper.score_samples(config, fl, state, clients, expert_losses, own_score)
         columns = measure(config, fl, t, state["theta"], clients, difficulties)
         batches = []
         for m, difficulty in zip(clients, difficulties, strict=True):
             if config.order == "random":
                 difficulty = np.zeros(len(difficulty))
-            batches.append(paper.draw_client_batches(config, fl, t, m, difficulty))
+            drawn = paper.draw_client_batches(config, fl, t, m, difficulty, order)
+            batches.append(drawn)
         eta = paper.falling_lr(config, steps=max(map(len, batches)))
         update = fl.train(state, t, clients, batches, lr=eta)
         p = fl.proportions(clients)
@@ -116,6 +118,7 @@ def main(argv=None) -> None:
         doc=__doc__,
         federate=federate,
         compare=("order",),
+        name=paper.name,
         plot=plot,
     )
     experiment.main(script, argv)

@@ -13,7 +13,6 @@ same a and b pace them:
 --fedlc tau works with any order: a client's labels calibrate its logits (Zhang et al., 2022).
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,55 +41,43 @@ class Config(paper.Config):
 
     order: str = flag(
         "curriculum",
-        "an order of the paper, or a rival",
+        f"an order of the paper, a rival ({', '.join(RIVALS)}), or FILE.py:FUNCTION",
         sweep=("curriculum", "vanilla", *RIVALS),
-        choices=paper.ORDERS + RIVALS,
     )
     pacing: str = flag("linear", "shape of g", choices=paper.PACINGS, when=has_family)
     fedlc: float = flag(0.0, "tau of FedLC's calibrated logits (0: plain cross-entropy)", low=0)
 
+    def orders(self) -> dict:
+        rivals = {"balanced": balanced, "threshold": threshold, "hard-threshold": hard_threshold}
+        return super().orders() | rivals
+
+    def federation(self, data, streams) -> common.Federation:
+        return Calibrated(self, data, streams)
+
 
 def name(config: Config) -> str:
     """The order, with the tau of FedLC if it acts."""
+    order = paper.name(config)
     if config.fedlc:
-        return f"{config.order} fedlc={config.fedlc:g}"
-    return config.order
+        return f"{order} fedlc={config.fedlc:g}"
+    return order
 
 
-def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:
-    """The loop of fedavg_curriculum.py, with FedLC's loss."""
-    state = fl.start()
-    state["own_nets"] = {}
-    expert_losses = None
-    if paper.asks_expert(config):
-        expert_losses = paper.score_by_expert(config, fl, run)
-    for t in run.rounds(state):
-        clients = fl.select(t, config.clients_per_round)
-        difficulties = paper.score_samples(config, fl, state, clients, expert_losses)
-        batches = []
-        for m, difficulty in zip(clients, difficulties, strict=True):
-            batches.append(draw_client_batches(config, fl, t, m, difficulty))
-        eta = paper.falling_lr(config, steps=max(map(len, batches)))
-        changes = {"lr": eta}
-        if config.fedlc:
+class Calibrated(common.Federation):
+    """Trains with FedLC's loss if --fedlc is not 0."""
+
+    def train(self, state, t, clients, batches, **changes) -> common.Update:
+        if self.config.fedlc:
             changes["loss"] = calibrated_loss
-            changes["per_client"] = {"margin": calibration(config, fl, clients)}
-        update = fl.train(state, t, clients, batches, **changes)
-        p = fl.proportions(clients)
-        state["theta"] = fl.aggregate(state, update, p)
-        if paper.asks_own_net(config):
-            paper.keep_own_nets(state, update)
-        run.record(t, state, update)
+            changes["per_client"] = {"margin": calibration(self.config, self, clients)}
+        return super().train(state, t, clients, batches, **changes)
 
 
-def draw_client_batches(config, fl: common.Federation, t: int, m: int, difficulty: np.ndarray):
-    """Returns the samples of client m at each of its T local steps in round t: (T, B), -1: none."""
-    if has_threshold(config):
-        return draw_threshold_batches(config, fl, t, m, difficulty)
-    if config.order == "balanced":
-        y = fl.labels[fl.shards[m]]
-        difficulty = balance(difficulty, y, fl.streams("ties", t, m))
-    return paper.draw_client_batches(config, fl, t, m, difficulty)
+def balanced(fl: common.Federation, t: int, m: int, difficulty, g: np.ndarray, rng):
+    """Returns batches of the samples that are easy in their class."""
+    y = fl.labels[fl.shards[m]]
+    ranks = balance(difficulty, y, fl.streams("ties", t, m))
+    return paper.easy_first(fl, t, m, ranks, g, rng)
 
 
 def balance(difficulty: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -105,33 +92,32 @@ def balance(difficulty: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> 
     return np.argsort(places)
 
 
-def draw_threshold_batches(config, fl: common.Federation, t: int, m: int, difficulty):
-    """As `draw_client_batches` of the paper, but g counts the samples on one side of lambda."""
-    shard = fl.shards[m]
-    T = config.epochs * math.ceil(len(shard) / config.batch_size)
+def threshold(fl: common.Federation, t: int, m: int, difficulty, g: np.ndarray, rng):
+    """Returns batches of the samples with losses up to lambda, instead of the g easiest."""
+    b = fl.config.pacing_b
+    below = [count_below(difficulty, x, b) for x in way_of_lambda(fl.config, t, len(g))]
+    return paper.easy_first(fl, t, m, difficulty, np.array(below), rng)
+
+
+def hard_threshold(fl: common.Federation, t: int, m: int, difficulty, g: np.ndarray, rng):
+    """The same with losses from lambda on: first all samples, at last the hardest b N."""
+    b = fl.config.pacing_b
+    above = [count_below(-difficulty, 1 - x, b) for x in way_of_lambda(fl.config, t, len(g))]
+    return paper.easy_first(fl, t, m, -difficulty, np.array(above), rng)
+
+
+def way_of_lambda(config, t: int, T: int) -> np.ndarray:
+    """Returns which fraction of its way lambda has come at each of the T steps of round t."""
     start = 0
     total = T
     if config.pacing_scope == "global":
         start = t * T
         total = config.rounds * T
-    if config.order == "hard-threshold":
-        difficulty = -difficulty
-
-    def g(step: int) -> int:
-        x = 1.0  # how far lambda has come
-        if start + step < config.pacing_a * total:
-            x = (start + step) / (config.pacing_a * total)
-        if config.order == "hard-threshold":  # from all samples to b N of them
-            x = 1 - x
-        return count_below(difficulty, x, config.pacing_b)
-
-    rng = fl.streams("batches", t, m)
-    ties = fl.streams("ties", t, m)
-    sampler = paper.CurriculumBatchSampler(difficulty, config.batch_size, T, g, rng, ties)
-    batches = np.full((T, config.batch_size), -1)
-    for step, drawn in enumerate(sampler):
-        batches[step, : len(drawn)] = shard[drawn]
-    return batches
+    steps = start + np.arange(T)
+    before = steps < config.pacing_a * total  # it has arrived at the others
+    x = np.ones(T)
+    x[before] = steps[before] / (config.pacing_a * total)
+    return x
 
 
 def count_below(difficulty: np.ndarray, x: float, b: float) -> int:
@@ -174,7 +160,7 @@ def main(argv=None) -> None:
         config=Config,
         presets=PRESETS,
         doc=__doc__,
-        federate=federate,
+        federate=paper.federate,
         compare=("order", "fedlc"),
         name=name,
         plot=paper.plot,

@@ -45,7 +45,7 @@ def draw_schedule(configs: list, swept: list[str], folder: Path) -> None:
         batches, weights = draw_client_batches(config)
         image = show(batches, weights, ax)
         others = [f"{name}={getattr(config, name)}" for name in swept if name != "order"]
-        name = " ".join([config.order, *others])
+        name = " ".join([paper.name(config), *others])
         ax.set(ylabel=name.replace(" ", "\n"), yticks=[])
         visits = " ".join(f"{v:5.1f}" for v in visits_of_fifths(batches, weights))
         print(f"{name:<16} visits by fifth, easiest first: {visits}")
@@ -75,9 +75,13 @@ def draw_client_batches(config) -> tuple:
     """
     shard = np.arange(N)
     streams = common.Streams(config.seed)
-    fl = SimpleNamespace(shards=[shard], sizes=[N], labels=shard, streams=streams)
+    fl = SimpleNamespace(shards=[shard], sizes=[N], labels=shard, streams=streams, config=config)
     difficulty = DIFFICULTY if paper.is_scored(config) else np.zeros(N)
-    return exposure.draw_client_batches(config, fl, 0, 0, difficulty)
+    order, _ = paper.find_functions(config)
+    batches = paper.draw_client_batches(config, fl, 0, 0, difficulty, order)
+    if config.order == "weighted":
+        return exposure.weigh(fl, 0, 0, batches)
+    return batches, np.ones(batches.shape)
 
 
 def show(batches: np.ndarray, weights: np.ndarray, ax):

@@ -16,7 +16,6 @@ points are common to all of them:
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import common
-from errors import UsageError, first_line
-from user_files import load_from_file
+from errors import UsageError
 
 TINY = 1e-200  # instead of a denominator 0
 
@@ -639,17 +637,6 @@ RULES = {
     "clusters_by_similarity": clusters_by_similarity,
     "oracle": oracle,
 }
-
-
-def find_rule(word: str) -> Callable:
-    """Returns the rule of --select."""
-    if word in RULES:
-        return RULES[word]
-    try:
-        return load_from_file(word)
-    except (Exception, SystemExit) as error:  # whatever a user's own file raises
-        wanted = f"{', '.join(RULES)} or FILE.py:FUNCTION"
-        raise UsageError(f"--select {word}: {first_line(error)}; wanted {wanted}") from error
 
 
 def check_draw(drawn: Draw, n: int, M: int) -> Draw:
