@@ -2,8 +2,8 @@
 
 Whole commands run on them with real values, and give what they give on the CPU. An operation on
 tensors of two devices fails, and `.numpy()` fails. In a local step it fails to wait for a value or
-to copy from the host, since the host must run ahead of a GPU. Not seen are the limits of kernels,
-cuDNN, NCCL, memory and time.
+to copy from the host, since the host must run ahead of a GPU. A replay of a recorded step is the
+step itself. Not seen are the limits of kernels, cuDNN, NCCL, CUDA graphs, memory and time.
 
 `python tests/test_device.py` runs more commands than the tests do, and prints a table of them. It
 runs them on a real GPU if there is one.
@@ -27,7 +27,8 @@ from reliability import SCRIPTS, in_a_folder, run_line, short_run  # noqa: E402
 
 import data  # noqa: E402
 import nets  # noqa: E402
-import training  # noqa: E402
+import recording  # noqa: E402
+import stacks  # noqa: E402
 from experiment import machine  # noqa: E402
 
 aten = torch.ops.aten
@@ -189,10 +190,15 @@ def check_fused(w: list, g: list, v: list, momentum: float) -> None:
                 raise RuntimeError("_fused_sgd_: tensors of different types, sizes or strides")
 
 
+def take_again(self, step):
+    """A recording of the pretended GPU."""
+    return step
+
+
 @contextlib.contextmanager
 def pretended_gpu():
     """torch finds one GPU. Checkpoints hold the values, as they would."""
-    take_step = training.Stack.take_step
+    train_group = stacks.Stack.train_group
     save = torch.save
     load = torch.load
 
@@ -200,7 +206,7 @@ def pretended_gpu():
         GPU.in_step = True
         GPU.steps += isinstance(self.images, OnGpu)
         try:
-            return take_step(self, *args)
+            return train_group(self, *args)
         finally:
             GPU.in_step = False
 
@@ -239,7 +245,9 @@ def pretended_gpu():
         }
         stack.enter_context(mock.patch.multiple(torch.cuda, **patched))
         stack.enter_context(mock.patch.multiple(torch, save=save_values, load=load_values))
-        stack.enter_context(mock.patch.object(training.Stack, "take_step", watched_step))
+        stack.enter_context(mock.patch.object(stacks.Stack, "train_group", watched_step))
+        stack.enter_context(mock.patch.object(recording, "side_stream", contextlib.nullcontext))
+        stack.enter_context(mock.patch.object(recording.Recording, "record", take_again))
         stack.enter_context(GPU)
         yield GPU
     data.read_data.cache_clear()
@@ -290,8 +298,29 @@ class Net(nn.Sequential):
 """
 
 
-def compare(command: str) -> tuple[int, float]:
-    """How many rows a command gives, and how far those of the GPU are from the CPU's, relative.
+@contextlib.contextmanager
+def counted_replays():
+    """A list with an entry for each replay of a recorded step."""
+    replays = []
+    record = recording.Recording.record
+
+    def counted(self, step):
+        replay = record(self, step)
+
+        def replay_and_count():
+            replays.append(self.stack.model.device)
+            replay()
+
+        return replay_and_count
+
+    runs_are_short = mock.patch.object(recording, "WARM_UP", 1)
+    with runs_are_short, mock.patch.object(recording.Recording, "record", counted):
+        yield replays
+
+
+def compare(command: str) -> tuple[int, float, int]:
+    """How many rows a command gives, how far those of the GPU are from the CPU's, relative, and how
+    many steps the GPU replayed.
 
     The run is short, and in float64.
     """
@@ -301,12 +330,15 @@ def compare(command: str) -> tuple[int, float]:
     tables = []
     for device in ("cpu", "cuda"):
         data.read_data.cache_clear()
-        line = [*short_run(script), "--dtype=float64", *flags]
+        steps = "--local-steps=4" if "gmm" in script else "--epochs=3"  # most are alike
+        line = [*short_run(script), "--dtype=float64", steps, *flags]
         line += [f"--device={device}", f"--out={folder / device}"]
         is_pretended = device == "cuda" and not torch.cuda.is_available()
         GPU.steps = 0
-        with pretended_gpu() if is_pretended else contextlib.nullcontext():
+        gpu = pretended_gpu() if is_pretended else contextlib.nullcontext()
+        with gpu, counted_replays() as replays:
             status, _, errors = run_line(module, line)
+        recording.KEPT.clear()
         if status:
             raise RuntimeError(f"--device {device}: exit {status}: {errors[-2000:]}")
         if is_pretended and not GPU.steps:
@@ -315,14 +347,15 @@ def compare(command: str) -> tuple[int, float]:
     one, other = [table.select_dtypes("number").drop(columns="seconds") for table in tables]
     pd.testing.assert_frame_equal(one, other, rtol=1e-6, atol=1e-9)
     distance = (one - other).abs() / one.abs().clip(lower=1e-9)
-    return len(one), float(distance.max().max())
+    return len(one), float(distance.max().max()), len(replays)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_on_a_gpu_equals_that_on_a_cpu(command):
     with in_a_folder():
-        rows, _ = compare(command)
+        rows, _, replays = compare(command)
     assert rows > 0
+    assert replays > 0
 
 
 def test_what_a_gpu_refuses():
@@ -357,19 +390,20 @@ def test_what_the_machine_lacks_is_no_fault_of_a_users_model(error):
 
 
 def describe(command: str) -> tuple[str, bool]:
-    """A line of the table, and whether the command failed."""
+    """A line of the table, and whether the command failed or recorded no step."""
     try:
-        rows, difference = compare(command)
+        rows, difference, replays = compare(command)
     except Exception as error:
-        return f"| `{command}` | | {error} |", True
-    return f"| `{command}` | {rows} | {difference:.0e} |", False
+        return f"| `{command}` | | | {error} |", True
+    is_recorded = replays > 0 or "mine.py" in command  # a user's own model
+    return f"| `{command}` | {rows} | {replays} | {difference:.0e} |", not is_recorded
 
 
 def main() -> None:
     """Prints a line for each command; ends with 1 if one fails."""
     faults = 0
     print(torch.cuda.get_device_name() if torch.cuda.is_available() else "a pretended GPU", "\n")
-    print("| command | rows | largest difference, relative |\n|---|---|---|")
+    print("| command | rows | replayed steps | largest difference, relative |\n|---|---|---|---|")
     with in_a_folder() as folder:
         (folder / "mine.py").write_text(OWN)
         for command in (*COMMANDS, *MORE):
