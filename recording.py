@@ -1,12 +1,12 @@
 """Local steps as CUDA graphs: the numbers of `stacks.Stack.run`, sooner on a GPU.
 
-No reader of an algorithm needs this module. Training calls `run` in place of `Stack.run`, and both
-give the same numbers. To write a loss, a penalty or an augmentation of your own, see `recordable`.
+No reader of an algorithm needs this module. Training calls `run`, which gives the same numbers as
+`Stack.run`. If you write a loss, a penalty or an augmentation, see `recordable`.
 
 A GPU finishes most steps sooner than Python describes them. A CUDA graph is described once. A
 replay computes with the numbers that lie at the same places in memory. So a `Recording` has memory
 that stays in place, and each round copies its numbers into it. Graphs pay because they are kept for
-the whole run. A capture in each round took as long as the steps that it replaced.
+the whole run. When each round made new ones, this took as long as the steps that they replaced.
 
 The first two steps of a kind are taken as they are, and the third is recorded. A recording runs
 nothing on the GPU. A replay has the shapes of the step itself, and also its random numbers: see
@@ -40,9 +40,10 @@ KEPT: list["Recording"] = []  # the last used comes last. KEPT.clear() frees the
 def recordable(function: Callable) -> Callable:
     """Declares that a GPU may record this loss, penalty or augmentation.
 
-    Only declare a function of a module, which makes the same operations in each call. It uses no
-    tensors but those of its arguments. What Python does (print, count, random numbers, .item())
-    would not be repeated. functools.partial may give it further numbers or words.
+    Declare only a function of a module that does the same with tensors in each call. All tensors
+    come from its arguments: use `Local.per_client` and `Local.per_step` for your own.
+    functools.partial may give it numbers and words. A replay does not print or count, takes no
+    random numbers of NumPy, and sees no new value of a global variable.
     """
     function.is_recordable = True
     return function
@@ -51,9 +52,9 @@ def recordable(function: Callable) -> Callable:
 def run(stack: Stack) -> tuple[Tensor, Tensor]:
     """Does what `stack.run` does, with recorded steps on a GPU.
 
-    If memory or a recording fails, all recordings are freed. Then the stack, which is still as it
-    was, trains without them. So does this model from then on. An error that has another cause
-    occurs again.
+    If memory or the GPU fails there, all recordings are freed. The stack is still as it was, and
+    trains without them. So does its model from then on. An error that has another cause occurs
+    again.
     """
     model = stack.model
     if not (model.device == "cuda" or ON_CPU) or not can_record(stack):

@@ -84,8 +84,8 @@ class Stack:
     def groups_of(self, step: int) -> list[tuple[int, int, int]]:
         """Which live clients train together: from `first` to before `last`, and the batch size.
 
-        These are all, with short batches padded. Batch norms want no padding. There, neighbours
-        with equal batches are a group.
+        All of them do, and short batches are padded. With batch norms nothing may be padded. There
+        neighbours with equal batches are a group.
         """
         live = int((self.steps > step).sum())
         sizes = self.batch_sizes[step, :live].tolist()
@@ -153,7 +153,7 @@ class Stack:
         )
 
     def descend_in_float64(self, group: "Group", eta: Tensor, g: list[Tensor]) -> None:
-        """The same update: of a tensor eta, the fused kernel reads a float32."""
+        """The same update. The fused kernel would read the tensor eta as a float32."""
         v = torch._foreach_add(g, group.w, alpha=self.local.weight_decay)
         if group.v:
             torch._foreach_mul_(group.v, self.local.momentum)

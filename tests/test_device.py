@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -29,6 +30,7 @@ import data  # noqa: E402
 import nets  # noqa: E402
 import recording  # noqa: E402
 import stacks  # noqa: E402
+import training  # noqa: E402
 from experiment import machine  # noqa: E402
 
 aten = torch.ops.aten
@@ -399,6 +401,25 @@ def describe(command: str) -> tuple[str, bool]:
     return f"| `{command}` | {rows} | {replays} | {difference:.0e} |", not is_recorded
 
 
+def compare_dropout() -> tuple[int, float]:
+    """How many steps with dropout a GPU replays, and how far their weights are from those of steps
+    that are not recorded."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
+    images = data.from_arrays(x, np.arange(60) % 4, x[:10], np.arange(10) % 4, device="cuda")
+    model = nets.build_model("alexnet", images, "cuda", torch.float64, width=64)
+    batches = [rng.integers(60, size=(steps, 4)) for steps in (20, 12, 5)]
+    local = training.Local(0.05, momentum=0.5, seeds=[1, 2, 3])
+    thetas = []
+    with counted_replays() as replays:
+        for is_recordable in (True, False):
+            model.is_recordable = is_recordable
+            update = training.train(model, model.init(0), images, np.arange(3), batches, local)
+            thetas.append(update.rows)
+    recording.KEPT.clear()
+    return len(replays), float((thetas[0] - thetas[1]).abs().max())
+
+
 def main() -> None:
     """Prints a line for each command; ends with 1 if one fails."""
     faults = 0
@@ -410,6 +431,10 @@ def main() -> None:
             row, is_fault = describe(command)
             print(row, flush=True)
             faults += is_fault
+    if torch.cuda.is_available():
+        replays, difference = compare_dropout()
+        print(f"\nAlexNet with dropout: {replays} replayed steps, largest difference {difference}")
+        faults += replays == 0 or difference > 1e-12
     sys.exit(faults > 0)
 
 

@@ -394,9 +394,10 @@ def test_memory_that_ends_in_a_recorded_step_ends_recording_only():
 
 
 def test_other_labels_and_images_need_another_recording():
-    """Labels that are replaced in the same data set, written over, or of another data set."""
+    """Labels that are replaced in the same data set, or written over; another data set; images."""
     data, model, _ = ordinary.prepare("lenet5")
     other = ordinary.random_images(seed=3)
+    negative = replace(other, x_train=255 - other.x_train)
     batches = draw_batches(data, (7, 3, 10))
     theta_0 = perturb(model.init(1), 3)
     local = Local(0.05)
@@ -407,11 +408,12 @@ def test_other_labels_and_images_need_another_recording():
         data.y_train.fill_(2)
         found.append(train_round(model, theta_0, data, batches, local).rows)
         found.append(train_round(model, theta_0, other, batches, local).rows)
+        found.append(train_round(model, theta_0, negative, batches, local).rows)
     data, model, _ = ordinary.prepare("lenet5")
     flipped = replace(data, y_train=3 - data.y_train)
     constant = replace(data, y_train=torch.full_like(data.y_train, 2))
     assert len(replays) > 10
-    for rows, given in zip(found, (data, flipped, constant, other), strict=True):
+    for rows, given in zip(found, (data, flipped, constant, other, negative), strict=True):
         expected = train_round(model, theta_0, given, batches, local).rows
         assert (rows - expected).abs().max() < 1e-13
 
