@@ -21,6 +21,7 @@ import collections
 import contextlib
 import functools
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from errors import first_line
 from stacks import Stack, map_values
 
 ON_CPU = False  # a test sets it: there a replay is the step itself, and all else is as on a GPU
@@ -52,15 +54,17 @@ def recordable(function: Callable) -> Callable:
 def run(stack: Stack) -> tuple[Tensor, Tensor]:
     """Does what `stack.run` does, with recorded steps on a GPU.
 
-    If memory or the GPU fails there, all recordings are freed. The stack is still as it was, and
-    trains without them. So does its model from then on. An error that has another cause occurs
-    again.
+    If memory or the GPU fails there, a warning says so, and all recordings are freed. The stack is
+    still as it was, and trains without them. So does its model from then on. An error that has
+    another cause occurs again.
     """
     model = stack.model
     if not (model.device == "cuda" or ON_CPU) or not can_record(stack):
         return stack.run()
-    with contextlib.suppress(RuntimeError):
+    try:
         return run_recorded(stack)
+    except RuntimeError as error:
+        warnings.warn(f"training goes on without CUDA graphs: {first_line(error)}", stacklevel=2)
     KEPT.clear()
     model.is_recordable = False
     return stack.run()
@@ -146,7 +150,7 @@ def side_stream(device: str) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    stream = new_stream()
+    stream = new_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     try:
         with torch.cuda.stream(stream):
@@ -156,9 +160,9 @@ def side_stream(device: str) -> Iterator[None]:
 
 
 @functools.cache
-def new_stream() -> torch.cuda.Stream:
-    """Made once: each stream has work space of its own."""
-    return torch.cuda.Stream()
+def new_stream(device: int) -> torch.cuda.Stream:
+    """Made once for each GPU: a stream keeps memory of its own."""
+    return torch.cuda.Stream(device)
 
 
 # -------------------------------------------------------------------------- what a recording holds

@@ -23,11 +23,11 @@ NODES = {
     "stacks.py": 980,
     "data.py": 3840,
     "user_files.py": 800,
-    "nets.py": 4030,
-    "fedavg_curriculum.py": 1450,
+    "nets.py": 4090,
+    "fedavg_curriculum.py": 1460,
     "client_curriculum.py": 1990,
     "fedcl_fgn.py": 1355,
-    "fedcl_gmm_sync.py": 3060,
+    "fedcl_gmm_sync.py": 3120,
     "fedac_art.py": 2150,
 }
 SCRIPTS = (
