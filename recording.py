@@ -175,7 +175,7 @@ def in_place(stack: Stack) -> Stack:
         return values.new_zeros(()).expand(values.shape)  # the stack makes memory for them
 
     def one_step(schedule):
-        return torch.zeros_like(schedule[:1])
+        return schedule.new_zeros(1, *schedule.shape[1:])
 
     local = replace(
         stack.local,

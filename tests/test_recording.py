@@ -170,6 +170,21 @@ def test_unequal_batches_are_padded_in_no_batch_statistics():
     assert agree_in_all_rounds(model, data, rounds) == 3  # of the third step
 
 
+def test_clients_without_a_step_keep_their_weights():
+    """A first round without any step, then one in which two of three clients take some."""
+    data, model, _ = ordinary.prepare("lenet5")
+    theta_0 = perturb(model.init(1), 3)
+    rounds = []
+    for sizes in ((0, 0, 0), (7, 0, 4)):
+        batches = draw_batches(data, sizes)
+        rounds.append((theta_0, data, batches, make_local("all", model, batches, 0)))
+    with recorded() as replays:
+        found = [train_round(model, *of_round) for of_round in rounds]
+    assert replays
+    assert torch.equal(found[0].rows, theta_0)
+    agree(found[1], train_round(model, *rounds[1]))
+
+
 @pytest.mark.parametrize("base", BASES)
 def test_a_run_under_each_base_is_the_same(base):
     def run():
@@ -260,6 +275,10 @@ def test_dropout_has_the_same_random_numbers_whether_steps_are_recorded_or_not()
 # ------------------------------------------------------------------- what must not be recorded
 
 
+def undeclared(out):
+    return out.features.square().sum((1, 2))
+
+
 def test_a_function_that_may_hold_a_tensor_is_not_recorded():
     """Closures, partials, methods, and what nobody declared: each round has another tensor."""
     data = ordinary.random_images()
@@ -269,9 +288,6 @@ def test_a_function_that_may_hold_a_tensor_is_not_recorded():
     @recordable
     def times(weight, out):
         return weight * out.features.square().sum((1, 2))
-
-    def undeclared(out):
-        return out.features.square().sum((1, 2)) * len(rounds)
 
     class Penalty:
         def __init__(self, weight):
