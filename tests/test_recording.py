@@ -295,7 +295,7 @@ def test_a_function_that_may_hold_a_tensor_is_not_recorded():
 
         @recordable
         def of(self, out):
-            return times(self.weight, out)
+            return self.weight * out.features.square().sum((1, 2))
 
     def closure(weight):
         return recordable(lambda out: times(weight, out))
