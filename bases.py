@@ -5,6 +5,7 @@ class like `FedProx` and name it in BASES. A program can also pass a class of it
 Federation(.., base=Mine).
 """
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from errors import UsageError
 from nets import Model
+from recording import recordable
 from training import Local, Output, Update
 
 
@@ -201,31 +203,33 @@ class Moon(FedAvg):
         models = {"global": theta.expand_as(previous), "previous": previous}
         return replace(
             local,
-            penalty=self.contrast,
+            penalty=functools.partial(contrast, self.mu, self.temperature),
             frozen=local.frozen | models,
             per_client=local.per_client | {"known": known},
         )
 
-    def contrast(self, out: Output) -> Tensor:
-        """Returns mu l_con (K,), which is 0 without a previous model.
-
-        l_con = -log(e^{sim(z, z_g)/tau} / (e^{sim(z, z_g)/tau} + e^{sim(z, z_prev)/tau}))
-
-        z are features, sim is the cosine, and tau is the temperature.
-        """
-        with torch.no_grad():
-            z_global = out.frozen["global"].features(out.inputs)
-            z_previous = out.frozen["previous"].features(out.inputs)
-        near = F.cosine_similarity(out.features, z_global, dim=-1)
-        far = F.cosine_similarity(out.features, z_previous, dim=-1)
-        similarity = torch.stack([near, far], -1)  # (K, n, 2)
-        log_p = F.log_softmax(similarity / self.temperature, -1)
-        l_con = -(out.share * log_p[..., 0]).sum(1)
-        return self.mu * out.extra["known"] * l_con
-
     def aggregate(self, theta, update, p, memory):
         keep(memory, "previous", update.clients, update.gather_thetas())
         return super().aggregate(theta, update, p, memory)
+
+
+@recordable
+def contrast(mu: float, temperature: float, out: Output) -> Tensor:
+    """Returns mu l_con (K,), which is 0 without a previous model.
+
+    l_con = -log(e^{sim(z, z_g)/tau} / (e^{sim(z, z_g)/tau} + e^{sim(z, z_prev)/tau}))
+
+    z are features, sim is the cosine, and tau is the temperature.
+    """
+    with torch.no_grad():
+        z_global = out.frozen["global"].features(out.inputs)
+        z_previous = out.frozen["previous"].features(out.inputs)
+    near = F.cosine_similarity(out.features, z_global, dim=-1)
+    far = F.cosine_similarity(out.features, z_previous, dim=-1)
+    similarity = torch.stack([near, far], -1)  # (K, n, 2)
+    log_p = F.log_softmax(similarity / temperature, -1)
+    l_con = -(out.share * log_p[..., 0]).sum(1)
+    return mu * out.extra["known"] * l_con
 
 
 class Solo(FedAvg):

@@ -53,6 +53,7 @@ import common
 import experiment
 import training
 from experiment import flag, report
+from recording import recordable
 from user_files import as_batches, ask_each, blamed, find_function, is_own, name_of
 
 ORDERS = ("curriculum", "anti", "random", "vanilla")
@@ -287,6 +288,7 @@ def train_expert(config: Config, fl: common.Federation) -> torch.Tensor:
     return fl.train_centrally(config.expert_epochs, batch_size=64, lr=eta, loss=smoothed_loss)
 
 
+@recordable
 def smoothed_loss(out: training.Output) -> torch.Tensor:
     """Returns the mean cross-entropy (K,) with label smoothing 0.1.
 

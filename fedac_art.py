@@ -39,7 +39,6 @@ How this differs from the paper, and why:
 - MOON trains a model with a projection head. The other bases do so only with --projection.
 """
 
-import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +55,7 @@ from data import IS_TEXT, Data
 from errors import UsageError
 from experiment import flag
 from nets import Model, arrange
+from recording import recordable
 
 METHODS = ("fedac", "base")
 
@@ -379,8 +379,8 @@ def augmentation(config, fl: common.Federation, t: int, clients, batches) -> dic
         for name, values in draw_changes(config.augment, of_client.shape, rng).items():
             per_step[name].append(values)
     black = (fl.data.limits[0] - fl.data.mean) / fl.data.std
-    black = black.to(fl.model.dtype)
-    return {"per_step": per_step, "augment": functools.partial(change_images, black=black)}
+    per_client = {"black": black.expand(len(clients), -1)}
+    return {"per_step": per_step, "per_client": per_client, "augment": change_images}
 
 
 def draw_changes(kind: str, shape: tuple, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -393,16 +393,18 @@ def draw_changes(kind: str, shape: tuple, rng: np.random.Generator) -> dict[str,
     return {"shift": shift, "flip": flip, "angle": angle}
 
 
-def change_images(x: Tensor, extra: dict[str, Tensor], black: Tensor) -> Tensor:
+@recordable
+def change_images(x: Tensor, extra: dict[str, Tensor]) -> Tensor:
     """Crops each image at `shift`, flips it if `flip`, then turns it by `angle`: nearest pixels.
 
     shift (1, 2) moves the crop 1 pixel down and 2 to the right, so the content goes up and left. A
     positive angle turns counter-clockwise.
 
     x      (K, n, H, W, C): normalised images
-    extra  entries for full batches. A short batch takes the first n
-    black  (C,): what lies beyond the edges
+    extra  shift (K, B, 2), flip and angle (K, B). A short batch takes the first n. black (K, C) is
+           what lies beyond the edges
     """
+    black = extra["black"][:, None, None, None]
     images = (x - black).flatten(0, 1).permute(0, 3, 1, 2)
     n, height, width = x.shape[1:4]
 

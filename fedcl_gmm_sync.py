@@ -70,6 +70,7 @@ from data import IS_TEXT, Data
 from errors import UsageError
 from experiment import flag, report
 from nets import LINEAR_HEAD
+from recording import recordable
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
 NUMBERS_OF_A_MIXTURE = 9  # alpha, mu, sigma^2 of three Gaussians
@@ -267,20 +268,23 @@ def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
 
 def local_objective(config, fl, state: dict, t: int, clients: np.ndarray) -> dict:
     """Returns what `fl.train` takes to minimise J (Eq. 19). Part two waits until G has learnt."""
-    changes = {"lr": config.lr, "loss": functools.partial(loss_of_samples, config)}
+    numbers = (config.method, config.tau, config.lam)
+    changes = {"lr": config.lr, "loss": functools.partial(loss_of_samples, *numbers)}
     if state["generator"]:
         changes["per_step"] = generate(config, fl, state, t, clients)  # comes as out.extra
-        changes["penalty"] = functools.partial(loss_of_features, config)
+        changes["penalty"] = functools.partial(loss_of_features, *numbers)
     return changes
 
 
-def loss_of_samples(config, out: training.Output) -> Tensor:
+@recordable
+def loss_of_samples(method: str, tau: float, lam: float, out: training.Output) -> Tensor:
     """Returns the first part of Eq. 19, (K,): the mean loss of each client's batch."""
-    losses = loss_of(config, training.sample_losses(out))
+    losses = loss_of(method, tau, lam, training.sample_losses(out))
     return (out.weight * losses).sum(1)
 
 
-def loss_of_features(config, out: training.Output) -> Tensor:
+@recordable
+def loss_of_features(method: str, tau: float, lam: float, out: training.Output) -> Tensor:
     """Returns the second part, (K,): the mean loss of generated features z with labels y.
 
     z is (K, B, F), and y is (K, B). Only the predictor, the model's head, sees them.
@@ -288,13 +292,13 @@ def loss_of_features(config, out: training.Output) -> Tensor:
     y = out.extra["y"]
     logits = out.net.head(out.extra["z"])
     ce = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
-    return loss_of(config, ce).view_as(y).mean(1)
+    return loss_of(method, tau, lam, ce).view_as(y).mean(1)
 
 
-def loss_of(config, ce: Tensor) -> Tensor:
+def loss_of(method: str, tau: float, lam: float, ce: Tensor) -> Tensor:
     """Returns the loss of samples with cross-entropy ce: FedCL's, or for FedGen ce itself."""
-    if is_fedcl(config):
-        return confidence_loss(ce, config.tau, config.lam)
+    if method == "fedcl":
+        return confidence_loss(ce, tau, lam)
     return ce
 
 
@@ -319,7 +323,7 @@ def confidence(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
     least = -2 / math.e
     b = (ce.detach().double() - tau) / lam
     s = torch.exp(-lambert_w(b.clamp(min=least) / 2))
-    s = torch.where(b > least, s, math.e)
+    s = s.masked_fill(~(b > least), math.e)
     return s.to(ce.dtype)
 
 
@@ -578,7 +582,8 @@ def teach(config, fl, state: dict, t: int, diversity: float = 1.0) -> dict:
     for y, condition in zip(labels, conditions, strict=True):
         z = G(condition)
         ce = F.cross_entropy(head(z[None])[0], y, reduction="none")  # the head's input: (1, n, F)
-        J = loss_of(config, ce).mean() + diversity * similarity(z, condition[:, :NOISE])
+        losses = loss_of(config.method, config.tau, config.lam, ce)
+        J = losses.mean() + diversity * similarity(z, condition[:, :NOISE])
         adam.zero_grad()
         J.backward()
         adam.step()
@@ -610,12 +615,13 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
         batches = draw_batches(config, fl, t, clients)
         numbers = len(clients) * fl.data.classes**2  # in Q, and in what the clients send for it
         received = 0
-        penalty = None
+        changes = {"lr": config.lr}
         if state["logits"]:
             Q = torch.stack(list(state["logits"].values())).nanmean(0)
-            penalty = functools.partial(distillation, config.distill, Q)  # joins the loss
+            changes["penalty"] = functools.partial(distillation, config.distill)  # joins the loss
+            changes["per_client"] = {"Q": Q.expand(len(clients), *Q.shape)}  # comes as out.extra
             received = numbers
-        update = fl.train(state, t, clients, batches, lr=config.lr, penalty=penalty)
+        update = fl.train(state, t, clients, batches, **changes)
 
         columns = {}
         if is_distilling(config):
@@ -630,8 +636,10 @@ def federate_baseline(config: Config, fl: common.Federation, run: experiment.Run
         run.record(t, state, update, **columns)
 
 
-def distillation(weight: float, Q: Tensor, out: training.Output) -> Tensor:
+@recordable
+def distillation(weight: float, out: training.Output) -> Tensor:
     """Returns weight KL(softmax(Q[y]) || p), (K,). Q (C, C) is nan for a label nobody has sent."""
+    Q = out.extra["Q"][0]  # all clients have the same
     q = Q[out.y]
     is_shared = ~q.isnan().any(-1)
     log_q = q.nan_to_num().log_softmax(-1)

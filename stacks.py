@@ -2,9 +2,11 @@
 
 No reader of an algorithm needs this module, and neither does a user's own model. The clients of a
 `Stack` are independent, so one backward pass of the sum of their losses gives each its own
-gradient. tests/test_training.py holds both ways of training together.
+gradient. tests/test_training.py holds both ways of training together. On a GPU, recording.py
+records the steps.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +31,7 @@ class Stack:
         self.model = model
         self.data = data
         self.images = data.images("train", model.dtype)
+        self.labels = data.y_train
         self.local = local  # a training.Local, after `of`
         self.steps = np.array([len(b) for b in batches])
         index = stack_schedules(batches, model, fill=-1)  # (T, K, B)
@@ -54,33 +57,51 @@ class Stack:
         self.groups = {}
 
     def run(self) -> tuple[Tensor, Tensor]:
-        """Takes all steps. Returns the clients' weights (K, P), and three sums (K, 3).
+        """Takes all steps. Returns `results`."""
+        self.seed()
+        for step in range(len(self.index)):
+            self.take_step(step)
+        return self.results(len(self.steps))
+
+    def seed(self) -> None:
+        """Seeds dropout before the first step."""
+        if self.local.seeds is not None:
+            torch.manual_seed(self.local.seeds[0])
+
+    def results(self, K: int) -> tuple[Tensor, Tensor]:
+        """The weights (K, P) of the first K clients, and three sums (K, 3).
 
         They are over the steps, of ||g||^2 and of the loss, and over the weights.
         """
-        if self.local.seeds is not None:
-            torch.manual_seed(self.local.seeds[0])
-        for step in range(len(self.index)):
-            self.take_step(step)
-        thetas = torch.cat(self.theta, 1)
-        return thetas, torch.cat([self.sums, thetas.sum(1, keepdim=True)], 1)
+        thetas = torch.cat(rows_of(self.theta, slice(K)), 1)
+        return thetas, torch.cat([self.sums[:K], thetas.sum(1, keepdim=True)], 1)
 
     def take_step(self, step: int) -> None:
-        """A step of the live clients.
+        """A step of the live clients."""
+        for first, last, batch_size in self.groups_of(step):
+            self.train_group(step, self.group(first, last), batch_size, self.etas[step])
 
-        Their gradients are taken together, or one by one where batches must not be padded.
+    def groups_of(self, step: int) -> list[tuple[int, int, int]]:
+        """Which live clients train together: from `first` to before `last`, and the batch size.
+
+        All of them do, and short batches are padded. With batch norms nothing may be padded. There
+        neighbours with equal batches are a group.
         """
         live = int((self.steps > step).sum())
-        sizes = self.batch_sizes[step, :live]
-        group = self.group(0, live)
-        if self.model.has_batch_norm and sizes.min() < sizes.max():
-            parts = []
-            for k, batch_size in enumerate(sizes):
-                parts.append(self.differentiate(step, self.group(k, k + 1), batch_size))
-            losses, *g = map(torch.cat, zip(*parts, strict=True))
-        else:
-            losses, *g = self.differentiate(step, group, sizes.max())
-        self.descend(group, self.etas[step], losses, g)
+        sizes = self.batch_sizes[step, :live].tolist()
+        if not self.model.has_batch_norm:
+            return [(0, live, max(sizes))]
+        groups = []
+        first = 0
+        for size, neighbours in itertools.groupby(sizes):
+            last = first + len([*neighbours])
+            groups.append((first, last, size))
+            first = last
+        return groups
+
+    def train_group(self, step: int, group: "Group", batch_size: int, eta: float | Tensor) -> None:
+        losses, *g = self.differentiate(step, group, batch_size)
+        self.descend(group, eta, losses, g)
 
     def differentiate(self, step: int, group: "Group", batch_size: int) -> list[Tensor]:
         """The clients' losses (K,), then their gradients, of each layer (K, P_l).
@@ -90,7 +111,7 @@ class Stack:
         samples = self.index[step, group.rows, :batch_size]
         share = self.share[step, group.rows, :batch_size]
         x = gather(self.images, samples)
-        y = gather(self.data.y_train, samples)
+        y = gather(self.labels, samples)
         losses = self.local.losses(step, group.net, x, y, group.frozen, group.rows, share)
         gradients = [None]
         if losses.requires_grad:
@@ -101,8 +122,11 @@ class Stack:
         return [losses.detach(), *(layer.contiguous().view(K, -1) for layer in gradients)]
 
     @torch.no_grad()
-    def descend(self, group: "Group", eta: float, losses: Tensor, g: list[Tensor]) -> None:
-        """g += mu (w - w_0) + correction;  v = momentum v + g + decay w;  w -= eta v."""
+    def descend(self, group: "Group", eta: float | Tensor, losses: Tensor, g: list[Tensor]) -> None:
+        """g += mu (w - w_0) + correction;  v = momentum v + g + decay w;  w -= eta v.
+
+        A recorded step has eta as a tensor.
+        """
         group.losses += losses
         if self.local.grad_norms:
             norms = torch.stack([torch.linalg.vector_norm(layer, dim=1) for layer in g])
@@ -112,6 +136,9 @@ class Stack:
             g = torch._foreach_add(g, moved, alpha=self.local.proximal)
         if group.correction:
             g = torch._foreach_add(g, group.correction)
+        if isinstance(eta, Tensor) and eta.dtype == torch.float64:
+            self.descend_in_float64(group, eta, g)
+            return
         torch._fused_sgd_(  # the kernel of torch.optim.SGD: one pass over memory, not four
             group.w,
             g,
@@ -124,6 +151,15 @@ class Stack:
             maximize=False,
             is_first_step=False,
         )
+
+    def descend_in_float64(self, group: "Group", eta: Tensor, g: list[Tensor]) -> None:
+        """The same update. The fused kernel would read the tensor eta as a float32."""
+        v = torch._foreach_add(g, group.w, alpha=self.local.weight_decay)
+        if group.v:
+            torch._foreach_mul_(group.v, self.local.momentum)
+            torch._foreach_add_(group.v, v)
+            v = group.v
+        torch._foreach_sub_(group.w, torch._foreach_mul(v, eta))
 
     def group(self, first: int, last: int) -> "Group":
         """The clients from `first` to before `last`, made once."""

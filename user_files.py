@@ -26,7 +26,7 @@ from errors import NonFiniteError, UsageError, first_line, is_of_the_machine
 ROOT = Path(__file__).resolve().parent
 OURS = ("bases", "common", "data", "errors", "experiment", "nets", "results")
 OURS += ("client_curriculum", "fedac_art", "fedavg_curriculum", "fedcl_fgn", "fedcl_gmm_sync")
-OURS += ("stacks", "training", "user_files")
+OURS += ("recording", "stacks", "training", "user_files")
 
 
 def is_ours(file: str) -> bool:

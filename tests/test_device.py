@@ -2,8 +2,8 @@
 
 Whole commands run on them with real values, and give what they give on the CPU. An operation on
 tensors of two devices fails, and `.numpy()` fails. In a local step it fails to wait for a value or
-to copy from the host, since the host must run ahead of a GPU. Not seen are the limits of kernels,
-cuDNN, NCCL, memory and time.
+to copy from the host, since the host must run ahead of a GPU. A replay of a recorded step is the
+step itself. Not seen are the limits of kernels, cuDNN, NCCL, CUDA graphs, memory and time.
 
 `python tests/test_device.py` runs more commands than the tests do, and prints a table of them. It
 runs them on a real GPU if there is one.
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -27,6 +28,8 @@ from reliability import SCRIPTS, in_a_folder, run_line, short_run  # noqa: E402
 
 import data  # noqa: E402
 import nets  # noqa: E402
+import recording  # noqa: E402
+import stacks  # noqa: E402
 import training  # noqa: E402
 from experiment import machine  # noqa: E402
 
@@ -189,10 +192,15 @@ def check_fused(w: list, g: list, v: list, momentum: float) -> None:
                 raise RuntimeError("_fused_sgd_: tensors of different types, sizes or strides")
 
 
+def take_again(self, step):
+    """A recording of the pretended GPU."""
+    return step
+
+
 @contextlib.contextmanager
 def pretended_gpu():
     """torch finds one GPU. Checkpoints hold the values, as they would."""
-    take_step = training.Stack.take_step
+    train_group = stacks.Stack.train_group
     save = torch.save
     load = torch.load
 
@@ -200,7 +208,7 @@ def pretended_gpu():
         GPU.in_step = True
         GPU.steps += isinstance(self.images, OnGpu)
         try:
-            return take_step(self, *args)
+            return train_group(self, *args)
         finally:
             GPU.in_step = False
 
@@ -239,7 +247,9 @@ def pretended_gpu():
         }
         stack.enter_context(mock.patch.multiple(torch.cuda, **patched))
         stack.enter_context(mock.patch.multiple(torch, save=save_values, load=load_values))
-        stack.enter_context(mock.patch.object(training.Stack, "take_step", watched_step))
+        stack.enter_context(mock.patch.object(stacks.Stack, "train_group", watched_step))
+        stack.enter_context(mock.patch.object(recording, "side_stream", contextlib.nullcontext))
+        stack.enter_context(mock.patch.object(recording.Recording, "record", take_again))
         stack.enter_context(GPU)
         yield GPU
     data.read_data.cache_clear()
@@ -290,8 +300,29 @@ class Net(nn.Sequential):
 """
 
 
-def compare(command: str) -> tuple[int, float]:
-    """How many rows a command gives, and how far those of the GPU are from the CPU's, relative.
+@contextlib.contextmanager
+def counted_replays():
+    """A list with an entry for each replay of a recorded step."""
+    replays = []
+    record = recording.Recording.record
+
+    def counted(self, step):
+        replay = record(self, step)
+
+        def replay_and_count():
+            replays.append(self.stack.model.device)
+            replay()
+
+        return replay_and_count
+
+    runs_are_short = mock.patch.object(recording, "WARM_UP", 1)
+    with runs_are_short, mock.patch.object(recording.Recording, "record", counted):
+        yield replays
+
+
+def compare(command: str) -> tuple[int, float, int]:
+    """How many rows a command gives, how far those of the GPU are from the CPU's, relative, and how
+    many steps the GPU replayed.
 
     The run is short, and in float64.
     """
@@ -301,12 +332,15 @@ def compare(command: str) -> tuple[int, float]:
     tables = []
     for device in ("cpu", "cuda"):
         data.read_data.cache_clear()
-        line = [*short_run(script), "--dtype=float64", *flags]
+        steps = "--local-steps=4" if "gmm" in script else "--epochs=3"  # most are alike
+        line = [*short_run(script), "--dtype=float64", steps, *flags]
         line += [f"--device={device}", f"--out={folder / device}"]
         is_pretended = device == "cuda" and not torch.cuda.is_available()
         GPU.steps = 0
-        with pretended_gpu() if is_pretended else contextlib.nullcontext():
+        gpu = pretended_gpu() if is_pretended else contextlib.nullcontext()
+        with gpu, counted_replays() as replays:
             status, _, errors = run_line(module, line)
+        recording.KEPT.clear()
         if status:
             raise RuntimeError(f"--device {device}: exit {status}: {errors[-2000:]}")
         if is_pretended and not GPU.steps:
@@ -315,14 +349,15 @@ def compare(command: str) -> tuple[int, float]:
     one, other = [table.select_dtypes("number").drop(columns="seconds") for table in tables]
     pd.testing.assert_frame_equal(one, other, rtol=1e-6, atol=1e-9)
     distance = (one - other).abs() / one.abs().clip(lower=1e-9)
-    return len(one), float(distance.max().max())
+    return len(one), float(distance.max().max()), len(replays)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_on_a_gpu_equals_that_on_a_cpu(command):
     with in_a_folder():
-        rows, _ = compare(command)
+        rows, _, replays = compare(command)
     assert rows > 0
+    assert replays > 0
 
 
 def test_what_a_gpu_refuses():
@@ -357,25 +392,49 @@ def test_what_the_machine_lacks_is_no_fault_of_a_users_model(error):
 
 
 def describe(command: str) -> tuple[str, bool]:
-    """A line of the table, and whether the command failed."""
+    """A line of the table, and whether the command failed or recorded no step."""
     try:
-        rows, difference = compare(command)
+        rows, difference, replays = compare(command)
     except Exception as error:
-        return f"| `{command}` | | {error} |", True
-    return f"| `{command}` | {rows} | {difference:.0e} |", False
+        return f"| `{command}` | | | {error} |", True
+    is_recorded = replays > 0 or "mine.py" in command  # a user's own model
+    return f"| `{command}` | {rows} | {replays} | {difference:.0e} |", not is_recorded
+
+
+def compare_dropout() -> tuple[int, float]:
+    """How many steps with dropout a GPU replays, and how far their weights are from those of steps
+    that are not recorded."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
+    images = data.from_arrays(x, np.arange(60) % 4, x[:10], np.arange(10) % 4, device="cuda")
+    model = nets.build_model("alexnet", images, "cuda", torch.float64, width=64)
+    batches = [rng.integers(60, size=(steps, 4)) for steps in (20, 12, 5)]
+    local = training.Local(0.05, momentum=0.5, seeds=[1, 2, 3])
+    thetas = []
+    with counted_replays() as replays:
+        for is_recordable in (True, False):
+            model.is_recordable = is_recordable
+            update = training.train(model, model.init(0), images, np.arange(3), batches, local)
+            thetas.append(update.rows)
+    recording.KEPT.clear()
+    return len(replays), float((thetas[0] - thetas[1]).abs().max())
 
 
 def main() -> None:
     """Prints a line for each command; ends with 1 if one fails."""
     faults = 0
     print(torch.cuda.get_device_name() if torch.cuda.is_available() else "a pretended GPU", "\n")
-    print("| command | rows | largest difference, relative |\n|---|---|---|")
+    print("| command | rows | replayed steps | largest difference, relative |\n|---|---|---|---|")
     with in_a_folder() as folder:
         (folder / "mine.py").write_text(OWN)
         for command in (*COMMANDS, *MORE):
             row, is_fault = describe(command)
             print(row, flush=True)
             faults += is_fault
+    if torch.cuda.is_available():
+        replays, difference = compare_dropout()
+        print(f"\nAlexNet with dropout: {replays} replayed steps, largest difference {difference}")
+        faults += replays == 0 or difference > 1e-12
     sys.exit(faults > 0)
 
 

@@ -482,6 +482,7 @@ def test_augmented_floats_are_pixels_looked_up_and_the_smallest_number_is_black(
     options = fedac_art.augmentation(config, fl, 0, [7], [np.arange(5)[None]])
     changes = {name: values[0][0] for name, values in options["per_step"].items()}
     extra = {name: torch.from_numpy(values)[None] for name, values in changes.items()}
+    extra |= options["per_client"]
     x = data.images("train", torch.float64)
     black = data.x_train.min()
     wanted = []

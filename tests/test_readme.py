@@ -17,8 +17,8 @@ README = (ROOT / "README.md").read_text()
 REFERENCE = (ROOT / "REFERENCE.md").read_text()
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 SHORT = ("--rounds", "2", "--trials", "1", "--jobs", "1")
-MODULES = ("bases", "common", "training", "stacks", "data", "nets", "errors", "user_files")
-MODULES += ("experiment",)
+MODULES = ("bases", "common", "training", "recording", "stacks", "data", "nets", "errors")
+MODULES += ("user_files", "experiment")
 every_script = pytest.mark.parametrize("script", SCRIPTS)
 
 
@@ -183,8 +183,9 @@ def test_arrows_go_one_way(name):
         "user_files": {"errors"},
         "nets": {"data", "errors", "user_files"},
         "stacks": {"nets", "errors"},
-        "training": {"stacks", "data", "nets", "errors"},
-        "bases": {"training", "data", "nets", "errors"},
+        "recording": {"stacks", "nets", "errors"},
+        "training": {"recording", "stacks", "data", "nets", "errors"},
+        "bases": {"training", "recording", "data", "nets", "errors"},
         "common": {"bases", "training", "data", "nets", "errors"},
         "experiment": {"bases", "common", "training", "errors", "data", "nets", "user_files"},
     }

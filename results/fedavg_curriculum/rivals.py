@@ -23,6 +23,7 @@ import experiment
 import fedavg_curriculum as paper
 import training
 from experiment import flag
+from recording import recordable
 
 RIVALS = ("balanced", "threshold", "hard-threshold")
 
@@ -139,6 +140,7 @@ def calibration(config: Config, fl: common.Federation, clients: np.ndarray) -> t
     return torch.as_tensor(margin, device=fl.model.device, dtype=fl.model.dtype)
 
 
+@recordable
 def calibrated_loss(out: training.Output) -> torch.Tensor:
     """Returns the cross-entropy of logits minus their margins, (K,).
 
