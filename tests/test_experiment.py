@@ -1393,6 +1393,19 @@ def test_a_rewritten_file_is_read_again_in_the_same_process(work):
 # ---------------------------------------------------------------------- what goes wrong, and right
 
 
+PRIMITIVE = """
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self, channels, side, classes):
+        super().__init__(channels * side * side, classes)
+    def forward(self, x):
+        if self.training and len(x) > 2:
+            raise RuntimeError("could not create a primitive")  # what oneDNN says
+        return super().forward(x.flatten(1))
+"""
+
+
 def test_too_little_memory_is_one_line_that_names_what_helps(work, capsys):
     def large(config, fl, run):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 48 GiB")
@@ -1401,10 +1414,12 @@ def test_too_little_memory_is_one_line_that_names_what_helps(work, capsys):
     assert "out of memory" in line and "--chunk 1" in line and "--batch-size" in line
     refused(capsys, "--out=s", status=5, federate=lambda *_: bytearray(10**18))
 
-    def primitive(config, fl, run):  # what oneDNN says
-        raise RuntimeError("could not create a primitive")
+    def one_round(config, fl, run):
+        fl.train(fl.start(), 0, fl.everyone, fl.batches(0, fl.everyone, epochs=1))
 
-    assert "out of memory" in refused(capsys, "--out=t", status=5, federate=primitive)
+    Path("own.py").write_text(PRIMITIVE)
+    line = refused(capsys, "--out=t", "--model=own.py:Net", status=5, federate=one_round)
+    assert "out of memory" in line and "own.py" not in line
 
 
 @pytest.mark.parametrize("error", ["torch.OutOfMemoryError", "torch.AcceleratorError"])
