@@ -10,6 +10,7 @@ import numpy as np
 import ordinary
 import pytest
 import torch
+import torch.nn.functional as F
 from ordinary import fill, first_batches, make_federation, normalise, perturb, random_images
 
 import bases
@@ -308,6 +309,38 @@ class Net(nn.Sequential):
         message = r"^--model [^\n]*mine.py:Net: [^\n]*Expected more than 1 value[^\n]*$"
         with pytest.raises(UsageError, match=message):
             fl.train(fl.start(), 0, np.array([0]), [np.array([[0, 1], [2, -1]])])
+
+
+NOISY = """
+import torch
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self, channels, side, classes):
+        super().__init__(channels * side * side, classes)
+    def forward(self, x):
+        return super().forward(x.flatten(1)) + torch.randn(len(x), self.out_features)
+"""
+
+
+def test_a_model_that_is_random_in_a_test_has_the_numbers_of_its_trial(tmp_path):
+    """Other tests, jobs and --resume change no digit. The caller's random numbers stay."""
+    (tmp_path / "own.py").write_text(NOISY)
+    fl = make_federation(model=f"{tmp_path}/own.py:Net")
+    theta = fl.start()["theta"]
+    weight, bias = theta.split([theta.numel() - 4, 4])
+    samples = fl.shards[1]
+    x = normalise(fl.data, fl.data.x_train)[samples].flatten(1)
+    torch.manual_seed(fl.model.seed)
+    logits = x @ weight.view(4, -1).T + bias + torch.randn(len(x), 4)
+    expected = F.cross_entropy(logits, fl.data.y_train[samples], reduction="none")
+    after = torch.rand(1)
+    torch.manual_seed(fl.model.seed)
+    torch.randn(len(x), 4)
+    for thetas in (theta, theta[None]):
+        [(losses, _)] = fl.score(thetas, [1])
+        assert losses == pytest.approx(expected.numpy(), rel=1e-9)
+    assert torch.equal(torch.rand(1), after)
 
 
 def test_options_of_a_round_are_merged_with_those_of_the_base():

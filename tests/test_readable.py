@@ -15,10 +15,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES = {
-    "common.py": 1870,
+    "common.py": 1880,
     "bases.py": 1000,
     "errors.py": 100,
-    "training.py": 2280,
+    "training.py": 2290,
     "stacks.py": 900,
     "data.py": 3840,
     "user_files.py": 800,
