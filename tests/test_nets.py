@@ -509,7 +509,7 @@ def test_a_batch_of_one_that_a_net_cannot_learn_from_is_refused_before_training(
     whole = np.array([[0, 1], [2, 3]])
     update = train(model, theta, data, np.array([4]), [whole], Local(0.1))
     assert update.gather_thetas().isfinite().all()
-    message = "^--model [^\n]*mine.py:Net: [^\n]*batch of one [^\n]*more than 1 value[^\n]*client 7"
+    message = "^--model .*mine.py:Net: .*batch of one .*more than 1 value.*client 7.*short last one$"
     batches = [whole, np.array([[0, 1], [2, -1]])]
     with pytest.raises(UsageError, match=message):
         train(model, theta, data, np.array([4, 7]), batches, Local(0.1))
@@ -862,6 +862,25 @@ def test_frozen_weights_that_training_moves_are_averaged_and_sent(tmp_path):
     assert fl.cost(update)["sent_mb"] == pytest.approx(3 * fl.model.size * 4e-6)
 
 
+def test_what_a_net_prints_and_warns_of_is_shown_once(tmp_path, capsys):
+    """Although each client and each test has a new one."""
+    name = write_net(tmp_path, own_net("import warnings; print('built'); warnings.warn('old')"))
+    data = random_images()
+    with pytest.warns(UserWarning, match="old") as warned:
+        model = build_model(name, data)
+        theta = model.init(0)
+        train(model, theta, data, np.arange(2), [np.array([[0, 1]])] * 2, Local(0.1))
+        common.predict(model, theta, data.images("test"), np.arange(3))
+    assert capsys.readouterr().out == "built\n" and len(warned) == 1
+
+
+def test_a_net_that_removes_a_weight_in_training_is_named(tmp_path):
+    removing = own_net(after="if len(x) > 2: del self.out")
+    model = build_model(write_net(tmp_path, removing), random_images())
+    with pytest.raises(UsageError, match="^--model .*mine.py:Net: training removes out.weight"):
+        train(model, model.init(0), random_images(), [0], [np.arange(3)[None]], Local(0.1))
+
+
 def test_a_net_that_flattens_images_by_view_trains(tmp_path):
     """Its images lie in memory as torch's own do; NIID-Bench's and PyTorch's first nets need it."""
     text = own_net(
@@ -900,6 +919,11 @@ WRONG = {
     "NaN": (own_net(after="y = y / 0"), "NaN or infinite"),
     "module": ("from torch import nn\nNet = nn.Linear(3, 3)", "a Linear; wanted a class"),
     "no module": ("def Net(*sizes):\n    pass", "makes a NoneType; wanted an nn.Module"),
+    "batch_first": (
+        own_net("self.rnn = nn.RNN(16, 16)", "x = x + self.rnn(x.flatten(1, 2))[0][:, None]"),
+        "other samples of its batch; is batch_first=True missing",
+    ),
+    "by the batch": (own_net("pass", "x = x / x.std()"), "other samples of its batch; wanted each"),
     "forward": (own_net("pass", "{}['a']"), r"fails on \(2, 1, 16, 16\): KeyError: 'a'"),
     "torch's layer": (
         TINY.replace("nets.Linear", "__import__('torch').nn.Linear"),

@@ -15,14 +15,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES = {
-    "common.py": 1880,
+    "common.py": 1895,
     "bases.py": 1000,
     "errors.py": 100,
     "training.py": 2290,
     "stacks.py": 900,
     "data.py": 3840,
     "user_files.py": 800,
-    "nets.py": 4040,
+    "nets.py": 4100,
     "fedavg_curriculum.py": 1450,
     "client_curriculum.py": 1990,
     "fedcl_fgn.py": 1355,
