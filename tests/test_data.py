@@ -178,6 +178,8 @@ def test_lists_and_tensors_are_read_as_the_arrays(convert):
         ({"x_train": scipy.sparse.csr_matrix(np.eye(20))}, "x_train is object"),
         ({"x_train": torch.eye(20).to_sparse()}, r"to_dense\(\)"),
         ({"owner": pd.array(["ann", None] * 10, dtype="string")}, "10 missing"),
+        ({"x_train": np.ones((20, 3), np.longdouble)}, "float128|longdouble"),
+        ({"x_train": torch.ones(20, 3, dtype=torch.bfloat16)}, "BFloat16"),
         ({"classes": "3"}, "whole number"),
     ],
 )
