@@ -287,30 +287,6 @@ def test_places_of_samples_may_be_of_any_type_of_integers(monkeypatch):
     assert torch.equal(thetas[0], thetas[1]) and torch.equal(thetas[0], thetas[2])
 
 
-def test_an_own_net_that_fails_in_training_is_named_in_one_line(tmp_path):
-    """Batch norm over vectors takes no batch of one, which the last of an epoch may be."""
-    flat = """
-from torch import nn
-class Net(nn.Sequential):
-    def __init__(self, channels, side, classes):
-        super().__init__(nn.Flatten(), nn.Linear(channels * side * side, classes)NORM)
-"""
-    asserting = """
-    def forward(self, x):
-        assert len(x) > 1 or not self.training, 'Expected more than 1 value'
-        return super().forward(x)
-"""
-    normed = flat.replace("NORM", ", nn.BatchNorm1d(classes)")
-    strict = flat.replace("NORM", "") + asserting
-    path = tmp_path / "mine.py"
-    for text in (normed, strict):
-        path.write_text(text)
-        fl = make_federation(model=f"{path}:Net")
-        message = r"^--model [^\n]*mine.py:Net: [^\n]*Expected more than 1 value[^\n]*$"
-        with pytest.raises(UsageError, match=message):
-            fl.train(fl.start(), 0, np.array([0]), [np.array([[0, 1], [2, -1]])])
-
-
 NOISY = """
 import torch
 from torch import nn

@@ -1188,12 +1188,6 @@ def test_resume_names_a_changed_flag_with_both_values(work, capsys):
     assert [r for r in table("r") if r["trial"] != "2"] == before and len(table("r")) == 24
 
 
-def test_rounds_stay_where_a_round_reads_how_many_there_are(work, capsys):
-    start("--out=f", "--rounds=4", "--fixed")
-    line = refused(capsys, "--out=f", "--rounds=9", "--fixed", "--resume")
-    assert "rounds 4, not 9" in line
-
-
 def test_a_resumed_sweep_may_be_wider_or_narrower(work, capsys):
     def times():
         return {path.name: path.stat().st_mtime_ns for path in checkpoints("r")}
