@@ -32,7 +32,9 @@ GPU_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)  # no fault of dat
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether NumPy's or torch's error means that the machine has not enough memory."""
     kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or "allocate memory" in str(error)
+    message = str(error)
+    is_from_torch = "allocate memory" in message or "could not create a primitive" in message
+    return isinstance(error, kinds) or is_from_torch  # the second is what oneDNN says
 
 
 def is_of_the_machine(error: BaseException) -> bool:

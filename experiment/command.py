@@ -116,7 +116,7 @@ def explain(error: Exception) -> tuple[int, str]:
         return 2, str(error)
     if isinstance(error, NonFiniteError):
         return 3, str(error)
-    if is_out_of_memory(error) or "could not create a primitive" in str(error):  # oneDNN's words
+    if is_out_of_memory(error):
         advice = "try --chunk 1, or a smaller --batch-size if clients train one at a time already"
         return 5, f"out of memory: {advice} ({first_line(error)})"
     if isinstance(error, GPU_ERRORS):

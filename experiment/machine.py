@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from data import first_line
+from errors import first_line
 
 from .ranks import number_in
 

@@ -74,9 +74,7 @@ def begin_with(theta: Tensor, fl) -> None:
     if len(theta) != fl.model.size:
         found = f"{len(theta)} weights, but this model has {fl.model.size}"
         raise UsageError(f"--init {fl.config.init}: {found}")
-    start = fl.start
-    theta = theta.to(fl.model.device, fl.model.dtype)
-    fl.start = lambda: start() | {"theta": theta.clone()}
+    fl.initial = theta.to(fl.model.device, fl.model.dtype)
 
 
 def find(folder: Path, method: str, trial, setting: str) -> tuple[dict, Tensor]:
