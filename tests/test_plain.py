@@ -92,7 +92,7 @@ REPEATED = {  # functions that several programs repeat
     "stream": OPTIONS,
     "load_data": OPTIONS,
     "partition": OPTIONS,
-    "parse_options": OPTIONS.keys() - {"fedcl_gmm_sync"},  # which has no epochs
+    "parse_options": OPTIONS,
     "make_model": OPTIONS.keys() - {"fedcl_gmm_sync"},  # which has FedGen's model
     "server_update": ["fedavg_curriculum", "client_curriculum"],
     "sample_losses": ["fedavg_curriculum", "client_curriculum"],
@@ -185,13 +185,17 @@ def test_a_repeated_function_is_the_same_in_all_programs(function):
 
 
 ALL = "--clients 1438", "--clients-per-round 0", "--clients-per-round 1438", "--alpha 0"
-ALL += "--batch-size 0", "--lr -1", "--min-size 0", "--rounds 0"
-ALL += "--seed -1", "--clients 20 --min-size 100"
+ALL += "--batch-size 0", "--lr -1", "--lr nan", "--min-size 0", "--rounds 0", "--rounds 2.5"
+ALL += "--seed -1", "--trial -1", "--clients 20 --min-size 100", "--dataset nowhere.npz"
+SGD_TOO = "--epochs 0", "--momentum -1", "--weight-decay -1"
 REFUSED = {
-    "fedcl_fgn": (*ALL, "--epochs 0"),  # parse_options is the same in all programs but this one:
-    "fedcl_gmm_sync": (*ALL, "--local-steps 0", "--min-size 1", "--thresholds S")
+    "fedcl_fgn": (*ALL, *SGD_TOO, "--delta -1", "--lr-decay 2", "--method avg"),
+    "fedavg_curriculum": ("--pacing cubic", "--order easy", "--pacing-a -1", "--pacing-b 2"),
+    "client_curriculum": ("--f-ord 1.5", "--client-b -1", "--score L", "--expert-epochs 0"),
+    "fedac_art": ("--rho 2", "--art-alpha 0", "--quantile 1.5", "--w-small -1"),
+    "fedcl_gmm_sync": (*ALL, "--local-steps 0", "--min-size 1", "--thresholds S", "--lam 0")
     + ("--thresholds 0.2,0.6", "--thresholds 1,0.5", "--thresholds 0.5,0.5")
-    + ("--thresholds 0.5,nan", "--thresholds="),
+    + ("--thresholds 0.5,nan", "--thresholds=", "--v 2", "--generator-hidden 0"),
 }
 BAD_WORDS = [(name, words) for name in REFUSED for words in REFUSED[name]]
 
