@@ -6,7 +6,9 @@ The two share no line. So each is the other's oracle: a rule that only one of th
 import ast
 import csv
 import importlib
+import importlib.util
 import inspect
+import re
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +178,45 @@ def test_a_program_needs_no_other_file_of_ours(name):
     ours = {path.stem for path in ROOT.iterdir()}
     assert "torch" in needed
     assert not needed & ours
+
+
+def run_exercise(number: int, changed: bool, tmp_path: Path, more="") -> list[dict]:
+    """The rows of an exercise of plain/README.md: its file, its changed line, its command."""
+    page = (ROOT / "plain" / "README.md").read_text()
+    text = page.split("**")[2 * number]
+    name, line = re.search(r"In `(\w+)\.py` change line (\d+)", text).groups()
+    before, after = re.search(r"^-(.*)\n\+(.*)$", text, re.M).groups()
+    lines = (ROOT / "plain" / f"{name}.py").read_text().splitlines()
+    assert lines[int(line) - 1] == before
+    if changed:
+        lines[int(line) - 1] = after
+    path = tmp_path / f"changed_{number}.py"
+    path.write_text("\n".join(lines))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    words = re.search(r"python changed.py (.*)", text)[1].split()
+    config = program.parse_options(words + more.split())
+    return list(program.federate(config, program.make_model(program.stream(config, "init"))))
+
+
+def test_the_first_exercise_has_its_result(tmp_path):
+    before = [row["clients"] for row in run_exercise(1, False, tmp_path)]
+    after = [row["clients"] for row in run_exercise(1, True, tmp_path)]
+    page = (ROOT / "plain" / "README.md").read_text()
+    assert f"Before: {str(before)[1:-1]}. After: {str(after)[1:-1]}." in page
+
+
+@pytest.mark.parametrize(
+    ("number", "option"), [(2, "--order anti"), (3, "--method base --lr 0.03")]
+)
+def test_an_exercise_has_the_result_of_an_option(number, option, tmp_path):
+    assert option in (ROOT / "plain" / "README.md").read_text()
+    found = run_exercise(number, True, tmp_path)
+    wanted = run_exercise(number, False, tmp_path, option)
+    unchanged = run_exercise(number, False, tmp_path)
+    assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in wanted])
+    assert found[-1]["loss"] != pytest.approx(unchanged[-1]["loss"])
 
 
 @pytest.mark.parametrize("function", REPEATED)
