@@ -20,6 +20,7 @@ How this differs from the paper, and why:
 - Every round has K clients. If fewer of the pool are left, they begin the next round and go to the
   end of the next pool. So no round has a client twice. With short rounds the paper's setting would
   take 109 rounds, not 100.
+- The paper does not say when clients are ranked again, nor in what its g counts time.
 - The pool never has fewer than K clients.
 - By default vanilla clients take part in turn, as in the authors' code. Algorithm 1 selects K at
   random in each round: --client-sampling uniform. Vanilla is the control of every client order.

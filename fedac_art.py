@@ -16,6 +16,7 @@ How this differs from the paper, and why:
   value 0. So at rho = 0 it is a candidate, too.
 - Fuzzy ART clusters pixels. The paper says "multi-channel clustering" of "similar features", and no
   more. results/fedac_art/controls.py compares pixels with features.
+- The paper gives neither alpha of Eq. 2 nor beta of Eq. 3.
 - The paper gives no rho. Here it is 0.35, and 0.6 for grey images, which gives clusters of 8 to 20
   samples.
 - The paper gives no T, the size below which a cluster is small. Here T is a client's median: at

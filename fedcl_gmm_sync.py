@@ -11,6 +11,7 @@ its random scores is at most beta_T, the T-quantile of the pool. It then waits, 
 still averaged. When all are frozen, the next T begins for all.
 
 Here theta are the weights of the model, omega in the paper. G is the generator, theta in the paper.
+r_k are client k's random scores, N_k in the paper.
 
 How this differs from the paper, and why:
 - A phase lasts at most ceil(rounds / Z) rounds, where Z is the number of phases. One check can pass
@@ -74,7 +75,7 @@ from recording import recordable
 
 METHODS = ("fedcl", "fedgen", "fedavg", "fedprox", "fedensemble", "feddistill", "feddistill+")
 NUMBERS_OF_A_MIXTURE = 9  # alpha, mu, sigma^2 of three Gaussians
-DRAWS = 320  # N_k: how many random scores the server takes from each client's mixture
+DRAWS = 320  # random scores that the server takes from each client's mixture
 NOISE = 32  # length of epsilon
 TEACHING_STEPS = 50  # of Adam on the generator, in a round
 TEACHING_BATCH = 128
@@ -213,7 +214,7 @@ def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None
         state["theta"] = average(fl, state["theta"], state["frozen"], update)  # line 16: Eq. 21
         if is_fedcl(config):
             state["mixtures"] |= fit_mixtures(config, fl, t, update)  # line 13: D_k^cl
-            scores = sample_mixtures(fl, state["mixtures"], t)  # line 21: the sets N_k
+            scores = sample_mixtures(fl, state["mixtures"], t)  # line 21: the sets r_k
             state["pool"] = pool_scores(scores)  # lines 18 and 19: the distribution beta
         state |= teach(config, fl, state, t)  # line 17: Eq. 18
         if is_fedcl(config):
@@ -328,7 +329,10 @@ def confidence(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
 
 
 def lambert_w(y: torch.Tensor) -> torch.Tensor:
-    """Returns the w >= -1 with w e^w = y, for y >= -1 / e in float64, by Halley's steps."""
+    """Returns the w >= -1 with w e^w = y, for y >= -1 / e in float64, by Halley's steps.
+
+    SciPy's lambertw takes no tensors of a GPU, and clients need it at each of their local steps.
+    """
     p = (2 * (math.e * y + 1)).clamp(min=0).sqrt()
     # where the steps begin
     at_branch_point = -1 + p - p**2 / 3 + p**3 * (11 / 72)
@@ -421,7 +425,7 @@ def mixture(scores: np.ndarray, seed: int, L: int = 3) -> list[list[float]]:
 
 
 def sample_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
-    """Returns the set N_k of each client: DRAWS random scores (320,) from its latest mixture."""
+    """Returns the set r_k of each client: DRAWS random scores (320,) from its latest mixture."""
     scores = {}
     for m in sorted(mixtures):
         scores[m] = draw_scores(mixtures[m], DRAWS, fl.streams("pool", t, m))

@@ -1,30 +1,19 @@
 """python plain/client_curriculum.py
 
-Read this file after fedavg_curriculum.py; to get results run ../client_curriculum.py. It is the
-client curriculum, Section 4 of "When Do Curricula Work in Federated Learning?" (Vahidian et al.,
-ICCV 2023, https://arxiv.org/abs/2212.12712).
+Read this after fedavg_curriculum.py. It is the client curriculum, Section 4 of the same paper (ICCV
+2023, https://arxiv.org/abs/2212.12712): the clients with easy samples take part first. To get
+results run ../client_curriculum.py, which lists the differences from the paper.
 
-In federated learning M clients keep their data, and a server owns a model. In each round the server
-sends the model's weights theta to K clients. Each of them trains on its own samples and sends its
-weights back, and the server averages them (FedAvg). With a client curriculum the clients whose
-samples are easy take part first.
-
-Why it should help: a client with a good camera has easy samples, one with a bad camera has hard
-samples. If a client's samples are equally difficult, their order (the data curriculum of
-fedavg_curriculum.py) matters little. But the order of the clients may matter, as easy data help a
-model that has learnt little.
-
-Digits have no cameras. So the data are first divided at random (Dirichlet), and then again in a way
-that makes some clients easy and some hard (Algorithm 2). N_mc is how many samples of class c client
-m has after the first step. It keeps this number, but gets other samples. An expert, which is a
-model that was trained on all clients' data, computes each sample's loss:
+Why it should help: one client has a good camera, another a bad one. Easy data help a model that has
+learnt little. Digits have no cameras, so Algorithm 2 makes easy and hard clients. N_mc is how many
+samples of class c client m has. It keeps these numbers, but gets other samples. An expert, which is
+a model that was trained on all clients' data, computes each sample's loss:
 
     for each class c:
         sort the samples of class c by the expert's loss: the smallest is first
         client 1 gets the first N_1c of them, client 2 the next N_2c, ..
 
-Only a fraction f_ord of a client's samples is divided like this. The others of each class are
-divided at random. Then the training begins:
+Only a fraction f_ord of a client's samples is divided like this, the others at random. Then:
 
     the queue is empty
     in each round t = 0, 1, ..
@@ -34,44 +23,20 @@ divided at random. Then the training begins:
             the server sorts the clients: the smallest L_m is first
             the first g(t) clients are the pool, which joins the end of the queue in random order,
             but clients that still wait in the queue come last: so no round has a client twice
-        the server sends theta to the first K clients in the queue, which leave it
-        each of these clients m, which holds N samples:
-            theta_m <- theta, then SGD, with the data curriculum or without
-            sends theta_m and N
-        the server:
-            p_m   <- N of client m / (the sum of N over these clients)
-            theta <- sum_m p_m theta_m
+        the first K clients leave the queue, and train as in fedavg_curriculum.py
+        theta <- sum_m p_m theta_m, where p_m = N_m / (the sum of N_m over these clients)
 
 The pacing function g grows from b M to M in the first a R of R rounds:
 
     g(t) = b M + (1 - b) M x, rounded down, at least K                  x = t / (a R), at most 1
 
-The data curriculum is Algorithm 1: at each of T local steps the batch comes from the first g(step)
-of the client's samples, sorted by their loss. This g grows from b N to N in the first a T steps,
-with an a and a b of its own.
+The order of samples has an a and a b of its own. Other orders to compare with, of clients and of
+samples: anti (the largest loss first), random, and vanilla (all at once).
 
-Other orders to compare with, of clients and of samples: anti (the largest loss first), random, and
-vanilla (all at once).
-
-How this differs from the paper:
-- In Algorithm 2 a client's samples begin where those of the client before it end. The paper's
-  cumsum begins one client later, so the last client would get samples that do not exist.
-- Every round has K clients: where the pool ends within a round, the next pool fills the round.
-- The paper does not say when the clients are scored again, nor in what its g counts time.
-- In vanilla all clients take part in turn. Algorithm 1 selects K at random in each round.
-- The paper's linear pacing function ends above N (Table 5). Here it is corrected.
-- The paper sorts by descending score 1 / loss, which gives the same order.
-- The expert sees all clients' data. Nobody has it in practice.
-- The paper has larger data, 100 clients, 100 rounds of 10 clients, and 10 epochs. Here LeNet-5
-  learns scikit-learn's digits: 1437 images to train it, 360 to test it.
-
-This file prints in each round the pool's size and expert_loss. This is the mean loss of the round's
-clients under the expert, and small if they are easy.
-
-../client_curriculum.py adds data sets, models, four other pacing functions, a falling learning
-rate, other algorithms in place of FedAvg, trials, figures and GPUs. With `--dtype float64` its
-metrics.csv holds the numbers that this file prints: method client+data, trial 0. Lines marked "same
-numbers" are needed only for this. This file takes about 15 seconds on one core.
+Only here: LeNet-5 learns scikit-learn's digits, 1437 images to train it and 360 to test it. Column
+expert_loss is the round's clients' mean loss under the expert, small if they are easy. The script's
+metrics.csv has the same numbers with `--dtype float64`: client+data, trial 0. Lines marked "same
+numbers" are needed only for this. It takes 15 seconds.
 """
 
 import argparse
@@ -87,31 +52,34 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-OPTIONS = {  # default, help; names and defaults are those of the script
-    "--client-order": ("curriculum", "the first clients: easy, hard, random, or all"),
-    "--data-order": ("curriculum", "a client's first samples: easy, hard, random, or all"),
-    "--score": ("G", "the loss is that of the global model theta (G), or of the expert (E)"),
-    "--f-ord": (1.0, "fraction of a client's samples that is divided by difficulty"),
-    "--expert-epochs": (2, "the expert's passes over all samples"),
-    "--client-a": (0.8, "a of the clients, fraction of the rounds until all are in the pool"),
-    "--client-b": (0.2, "b of the clients, fraction of them in the first pool"),
-    "--pacing-a": (0.8, "a of the samples, fraction of the local steps until all are admitted"),
-    "--pacing-b": (0.2, "b of the samples, fraction of them that is admitted at the first step"),
-    "--clients": (20, "M, all clients"),
-    "--clients-per-round": (4, "K, clients of a round"),
-    "--alpha": (0.2, "how equal the clients' labels are (small: very different)"),
-    "--min-size": (1, "fewest samples of a client"),
-    "--rounds": (50, "communication rounds"),
-    "--epochs": (1, "E, a client takes as many steps as E passes over its samples"),
-    "--batch-size": (10, "B, samples in a batch"),
-    "--lr": (0.01, "the clients' learning rate"),
-    "--momentum": (0.9, "of the clients' SGD"),
-    "--weight-decay": (5e-4, "of the clients' SGD"),
-    "--seed": (202207, "of all random numbers"),
-    "--trial": (0, "another number gives other clients, initial weights and batches"),
-}
 ORDERS = ("curriculum", "anti", "random", "vanilla")
-CHOICES = {"--client-order": ORDERS, "--data-order": ORDERS, "--score": ("G", "E")}
+COUNT = (1, 10**6)  # the smallest and the largest number that an option may be
+FRACTION = (0, 1)
+POSITIVE = (1e-6, 1e6)
+FROM_0 = (0, math.inf)
+OPTIONS = {  # default, what is allowed, help; names and defaults are those of the script
+    "--client-order": ("curriculum", ORDERS, "the first clients: easy, hard, random, or all"),
+    "--data-order": ("curriculum", ORDERS, "its first samples: easy, hard, random, or all"),
+    "--score": ("G", ("G", "E"), "the loss is that of theta (G), or of the expert (E)"),
+    "--f-ord": (1.0, FRACTION, "fraction of a client's samples that is divided by difficulty"),
+    "--expert-epochs": (2, COUNT, "the expert's passes over all samples"),
+    "--client-a": (0.8, FROM_0, "a of the clients: their pool grows in this part of the rounds"),
+    "--client-b": (0.2, FRACTION, "b of the clients, fraction of them in the first pool"),
+    "--pacing-a": (0.8, FROM_0, "a of the samples, fraction of the steps until all are admitted"),
+    "--pacing-b": (0.2, FRACTION, "b of the samples, fraction of them at the first step"),
+    "--clients": (20, COUNT, "M, all clients"),
+    "--clients-per-round": (4, COUNT, "K, clients of a round"),
+    "--alpha": (0.2, POSITIVE, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (1, COUNT, "fewest samples of a client"),
+    "--rounds": (50, COUNT, "communication rounds"),
+    "--epochs": (1, COUNT, "E, a client takes as many steps as E passes over its samples"),
+    "--batch-size": (10, COUNT, "B, samples in a batch"),
+    "--lr": (0.01, POSITIVE, "the clients' learning rate"),
+    "--momentum": (0.9, FROM_0, "of the clients' SGD"),
+    "--weight-decay": (5e-4, FROM_0, "of the clients' SGD"),
+    "--seed": (202207, FROM_0, "of all random numbers"),
+    "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
+}
 
 
 # ---------------------------------------------------------------------------------- the algorithm
@@ -147,7 +115,7 @@ def federate(config, model):
 
 
 def client_update(config, model, scorer, x, y, t, m):
-    """Scores and trains on client m's samples x, y. Returns what it sends: theta_m, N."""
+    """Scores and trains on client m's samples x, y. Returns what it sends: theta_m, N_m."""
     losses = sample_losses(scorer, x, y)
     first_to_last = sort(config.data_order, losses, stream(config, "ties", t, m))
     batches = take_batches(config, first_to_last, stream(config, "batches", t, m))
@@ -355,18 +323,19 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for option, (default, text) in OPTIONS.items():
-        choices = CHOICES.get(option)
+    for option, (default, allowed, text) in OPTIONS.items():
+        choices = None
+        if isinstance(default, str):
+            choices = allowed
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
-    smallest = min(config.alpha, config.batch_size, config.epochs, config.lr, config.min_size)
-    if min(smallest, config.rounds, config.seed + 1) <= 0:
-        parser.error(
-            "must be above 0: --alpha, --batch-size, --epochs, --lr, --min-size, --rounds; "
-            "at least 0: --seed"
-        )
+    for option, value in zip(OPTIONS, vars(config).values(), strict=True):
+        if not isinstance(value, str):
+            low, high = OPTIONS[option][1]
+            if not low <= value <= high:
+                parser.error(f"{option} {value}: choose a number from {low} to {high}")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

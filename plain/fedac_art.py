@@ -1,69 +1,46 @@
 """python plain/fedac_art.py
 
-Read this file; to get results run ../fedac_art.py. It is FedAC, of "Clustering-based Curriculum
+Read this after fedcl_fgn.py, which explains FedAvg. It is FedAC, of "Clustering-based Curriculum
 Construction for Sample-Balanced Federated Learning" (Qi et al., CICAI 2022,
-https://doi.org/10.1007/978-3-031-20503-3_13).
+https://doi.org/10.1007/978-3-031-20503-3_13). To get results run ../fedac_art.py, which lists the
+differences from the paper.
 
-In federated learning M clients keep their data, and a server owns a model. In each round the server
-sends the model's weights theta to n clients. Each of them trains on its own samples and sends its
-weights back, and the server averages them (FedAvg). FedAC gives each sample a weight in the loss.
-
-Why it should help: an image that resembles few others of its class may be noisy, or may have a
-wrong label. If such images count less, a client learns a better model, and so the mean is better.
-The paper calls these weights a curriculum, although they stay the same in all rounds.
+FedAC gives each sample a weight in the loss, the same in all rounds. Why it should help: an image
+that resembles few others of its class may be noisy, or may have a wrong label. If such images count
+less, a client learns a better model, and so the mean is better.
 
     each client k, which holds N_k samples, once:
         clusters its images of each class with Fuzzy ART                    Eq. 4
         size_i <- the number of samples in the cluster of sample i
         T  <- the median of size_i over its samples (of two middle ones the larger)
-        P1 <- its samples i with size_i < T                                 Eq. 5
-        P2 <- its other samples
+        P1 <- its samples i with size_i < T, and P2 <- its other samples    Eq. 5
         weight_i <- w_small for sample i in P1, w_large for sample i in P2
         weight_i <- weight_i / (the mean of its weights)
-    in each round t = 0, 1, ..
-        the server sends theta to n of the M clients, selected at random
-        each of these clients k:
-            theta_k <- theta, then E epochs of SGD with momentum
-                loss of a batch: the mean of weight_i (cross-entropy_i)     Eq. 8
-            sends theta_k and N_k
-        the server:
-            p_k   <- N_k / (the sum of N_k over these clients)
-            theta <- sum_k p_k theta_k
+    in each round FedAvg, and the loss of a batch is the mean of
+        weight_i (cross-entropy_i)                                          Eq. 8
 
-Fuzzy ART (adaptive resonance theory) is a clustering algorithm that finds the number of clusters by
-itself. It takes the images of a class one by one. An image x has d pixels from 0 to 1. It is coded
-as I = (x, 1 - x), so that dark pixels count as much as bright ones. Here a ^ b takes the smaller of
-each two numbers, and |a| is the sum of all numbers, so |I| = d. Cluster j has a template w_j of 2 d
-numbers. The image may join a cluster of its class that matches it:
+Fuzzy ART (adaptive resonance theory) finds the number of clusters by itself. It takes the images of
+a class one by one. An image x has d pixels from 0 to 1. It is coded as I = (x, 1 - x), so that dark
+pixels count as much as bright ones. Here a ^ b takes the smaller of each two numbers, and |a| is
+the sum of all numbers, so |I| = d. Cluster j has a template w_j of 2 d numbers. The image may join
+a cluster that matches it:
 
     |I ^ w_j| / |I| >= rho                                                  Eq. 1
 
-It joins the one with the largest choice_j, and the template of this cluster moves towards it:
+It joins the one with the largest choice_j, and the template of this cluster moves towards it. If no
+cluster matches, a new one begins with w_j = I.
 
     choice_j = |I ^ w_j| / (art_alpha + |w_j|)                              Eq. 2
     w_j <- art_beta (I ^ w_j) + (1 - art_beta) w_j                          Eq. 3
 
-If no cluster matches, a new one begins with w_j = I.
-
-How this differs from the paper:
-- The paper gives no rho, no art_alpha, no art_beta, no weights, no T and no momentum.
-- Eq. 1 also tests that a cluster has the image's class. Here each class is clustered by itself.
-- The images are clustered by their pixels. The paper says "multi-channel clustering" of "similar
-  features".
-- L_1 and L_2 in Eq. 8 are the cross-entropies of P1 and P2. Here they are sums divided by the batch
-  size. The weights are divided by their mean, so that they do not change the size of the steps.
-- Eqs. 6 and 7 call P1 easy. Eq. 5 and Section 1 call it hard, and so does this file.
-- The paper has colour images, other models, and 10 epochs in each of 100 rounds. Here LeNet-5
-  learns scikit-learn's digits: 1437 images to train it, 360 to test it.
-
-../fedac_art.py adds data sets, models, FedProx, MOON or SOLO in place of FedAvg, augmentation,
-another reading of Eq. 8, trials, figures and GPUs. With `--dtype float64` its metrics.csv holds the
-numbers that this file prints: method fedac, trial 0. Lines marked "same numbers" are needed only
-for this. This file takes about 15 seconds on one core.
+Only here: LeNet-5 learns scikit-learn's digits, 1437 images to train it and 360 to test it. The
+script's metrics.csv has the same numbers with `--dtype float64`: method fedac, trial 0. Lines
+marked "same numbers" are needed only for this. It takes 15 seconds.
 """
 
 import argparse
 import copy
+import math
 import zlib
 
 import numpy as np
@@ -74,28 +51,31 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-OPTIONS = {  # default, help; names and defaults are those of the script
-    "--method": ("fedac", "fedac: FedAC; base: FedAvg, where all samples count the same"),
-    "--rho": (0.6, "smallest match, the vigilance: large for many clusters"),
-    "--art-alpha": (0.01, "large: small templates win less often"),
-    "--art-beta": (1.0, "how far a template moves, at most 1"),
-    "--quantile": (0.5, "T is this quantile of the sizes"),
-    "--w-small": (0.5, "weight of P1, alpha of Eq. 8"),
-    "--w-large": (1.0, "weight of P2, beta of Eq. 8"),
-    "--clients": (10, "M, all clients"),
-    "--clients-per-round": (10, "n, clients of a round"),
-    "--alpha": (0.5, "how equal the clients' labels are (small: very different)"),
-    "--min-size": (10, "fewest samples of a client"),
-    "--rounds": (10, "communication rounds"),
-    "--epochs": (5, "E, a client's passes over its samples in a round"),
-    "--batch-size": (64, "samples in a batch"),
-    "--lr": (0.01, "the clients' learning rate"),
-    "--momentum": (0.9, "of the clients' SGD"),
-    "--weight-decay": (1e-5, "of the clients' SGD"),
-    "--seed": (202207, "of all random numbers"),
-    "--trial": (0, "another number gives other clients, initial weights and batches"),
+COUNT = (1, 10**6)  # the smallest and the largest number that an option may be
+FRACTION = (0, 1)
+POSITIVE = (1e-6, 1e6)
+FROM_0 = (0, math.inf)
+OPTIONS = {  # default, what is allowed, help; names and defaults are those of the script
+    "--method": ("fedac", ("fedac", "base"), "fedac: FedAC; base: FedAvg, with equal weights"),
+    "--rho": (0.6, FRACTION, "smallest match, the vigilance: large for many clusters"),
+    "--art-alpha": (0.01, POSITIVE, "large: small templates win less often"),
+    "--art-beta": (1.0, FRACTION, "how far a template moves, at most 1"),
+    "--quantile": (0.5, FRACTION, "T is this quantile of the sizes"),
+    "--w-small": (0.5, FROM_0, "weight of P1, alpha of Eq. 8"),
+    "--w-large": (1.0, FROM_0, "weight of P2, beta of Eq. 8"),
+    "--clients": (10, COUNT, "M, all clients"),
+    "--clients-per-round": (10, COUNT, "n, clients of a round"),
+    "--alpha": (0.5, POSITIVE, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (10, COUNT, "fewest samples of a client"),
+    "--rounds": (10, COUNT, "communication rounds"),
+    "--epochs": (5, COUNT, "E, a client's passes over its samples in a round"),
+    "--batch-size": (64, COUNT, "samples in a batch"),
+    "--lr": (0.01, POSITIVE, "the clients' learning rate"),
+    "--momentum": (0.9, FROM_0, "of the clients' SGD"),
+    "--weight-decay": (1e-5, FROM_0, "of the clients' SGD"),
+    "--seed": (202207, FROM_0, "of all random numbers"),
+    "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
 }
-CHOICES = {"--method": ("fedac", "base")}
 
 
 # ---------------------------------------------------------------------------------- the algorithm
@@ -282,18 +262,19 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for option, (default, text) in OPTIONS.items():
-        choices = CHOICES.get(option)
+    for option, (default, allowed, text) in OPTIONS.items():
+        choices = None
+        if isinstance(default, str):
+            choices = allowed
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
-    smallest = min(config.alpha, config.batch_size, config.epochs, config.lr, config.min_size)
-    if min(smallest, config.rounds, config.seed + 1) <= 0:
-        parser.error(
-            "must be above 0: --alpha, --batch-size, --epochs, --lr, --min-size, --rounds; "
-            "at least 0: --seed"
-        )
+    for option, value in zip(OPTIONS, vars(config).values(), strict=True):
+        if not isinstance(value, str):
+            low, high = OPTIONS[option][1]
+            if not low <= value <= high:
+                parser.error(f"{option} {value}: choose a number from {low} to {high}")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

@@ -1,59 +1,41 @@
 """python plain/fedavg_curriculum.py
 
-Read this file; to get results run ../fedavg_curriculum.py. It is a curriculum in federated
-learning, Algorithm 1 of "When Do Curricula Work in Federated Learning?" (Vahidian et al., ICCV
-2023, https://arxiv.org/abs/2212.12712).
+Read this after fedcl_fgn.py, which explains FedAvg. It is Algorithm 1 of "When Do Curricula Work in
+Federated Learning?" (Vahidian et al., ICCV 2023, https://arxiv.org/abs/2212.12712). To get results
+run ../fedavg_curriculum.py, which lists the differences from the paper.
 
-In federated learning M clients keep their data, and a server owns a model. In each round the server
-sends the model's weights theta to K clients, selected at random. Each of them trains on its own
-samples and sends its weights back, and the server averages them (FedAvg). With a curriculum each
-client learns from its easiest samples first.
-
-Why it should help: the clients' data differ, so their models move apart as they train. Easy samples
-vary less, so the clients' easy samples are more alike than all of their samples are. A curriculum
-begins with these, and adds the samples on which clients disagree only later.
+With a curriculum each client learns from its easiest samples first. Why it should help: the
+clients' data differ, so their models move apart as they train. Easy samples vary less, so the
+clients' easy samples resemble each other. A curriculum begins with these, and adds the samples on
+which clients disagree only later.
 
     in each round t = 0, 1, ..
         the server sends theta to K of the M clients, selected at random
-        each of these clients m, which holds N samples:
+        each of these clients m, which holds N_m samples:
             computes the loss of every sample under theta, and sorts: the smallest loss is first
             theta_m <- theta
             at each of its T local steps:
                 theta_m takes a step of SGD on a batch from the first g(step) samples
-            sends theta_m and N
+            sends theta_m and N_m
         the server:
-            p_m   <- N of client m / (the sum of N over these clients)
+            p_m   <- N_m / (the sum of N_m over these clients)
             theta <- sum_m p_m theta_m
 
-A batch holds B samples. A client takes T = E ceil(N / B) steps, as many as E passes over its N
-samples take. The samples of a batch come from a queue. When the queue holds fewer than B, the first
-g(step) samples are shuffled and appended to it. So each of these passes takes each sample once. A
-batch with parts of several passes may hold a sample several times, as it does while g(step) < B.
+A batch holds B samples, and T = E ceil(N_m / B), the steps of E passes over the samples. Batches
+come from a queue. When it holds fewer than B, the first g(step) samples are shuffled and appended.
+The pacing function g grows from b N_m to N_m in the first a T steps:
 
-The pacing function g grows from b N to N in the first a T steps:
-
-    g(step) = b N + (1 - b) N f(x), rounded down, at least 1            step = 0, .., T - 1
+    g(step) = b N_m + (1 - b) N_m f(x), rounded down, at least 1        step = 0, .., T - 1
     x = step / (a T), at most 1
     f(x) = x (linear), x^2 (quadratic), sqrt(x) (root), 0 but 1 if x = 1 (step)
            or (e^(10 x) - 1) / (e^10 - 1) (exponential)
 
 Other orders to compare with: anti has the largest loss first. In random the order is random in each
-round, and g is the same. vanilla has g = N, which is FedAvg.
+round, and g is the same. vanilla has g = N_m, which is FedAvg.
 
-How this differs from the paper:
-- The paper's linear, quadratic, root and step functions end above N, and its exponential function
-  is N at once (Table 5). Here all five are corrected.
-- The paper sorts by descending score 1 / loss, which gives the same order.
-- The paper trains on "{x_1, .., x_g}" at a step. Here this means one batch from these samples.
-- The paper writes train(theta_g, ..) at each step. Here a step begins where the last one ended.
-- The paper's random order is a new one at each step. Here it is a new one in each round.
-- The paper has larger data, 100 clients, 100 rounds, 10 epochs and a falling learning rate. Here
-  LeNet-5 learns scikit-learn's digits: 1437 images to train it, 360 to test it.
-
-../fedavg_curriculum.py adds data sets, models, six other scores, pacing across rounds, a falling
-learning rate, other algorithms in place of FedAvg, trials, figures and GPUs. With `--dtype float64`
-its metrics.csv holds the numbers that this file prints: trial 0 of the same method. Lines marked
-"same numbers" are needed only for this. This file takes about 15 seconds on one core.
+Only here: LeNet-5 learns scikit-learn's digits, 1437 images to train it and 360 to test it. With
+`--dtype float64` the metrics.csv of the script holds the numbers that this file prints, in trial 0.
+Lines marked "same numbers" are needed only for this. It takes 15 seconds.
 """
 
 import argparse
@@ -76,25 +58,32 @@ PACINGS = {  # f(x), where x grows from 0 to 1
     "step": lambda x: x >= 1 - 1e-9,  # x may be rounded down
     "exponential": lambda x: math.expm1(10 * x) / math.expm1(10),
 }
-OPTIONS = {  # default, help; names and defaults are those of the script
-    "--order": ("curriculum", "the samples that come first: easy, hard, random, or all at once"),
-    "--pacing": ("linear", "f, the shape of the pacing function"),
-    "--pacing-a": (0.8, "a, fraction of the local steps until all samples are admitted"),
-    "--pacing-b": (0.2, "b, fraction of the samples that are admitted at the first step"),
-    "--clients": (50, "M, all clients"),
-    "--clients-per-round": (10, "K, clients of a round"),
-    "--alpha": (0.1, "how equal the clients' labels are (small: very different)"),
-    "--min-size": (1, "fewest samples of a client"),
-    "--rounds": (20, "communication rounds"),
-    "--epochs": (5, "E, a client takes as many steps as E passes over its samples"),
-    "--batch-size": (10, "B, samples in a batch"),
-    "--lr": (0.01, "the clients' learning rate"),
-    "--momentum": (0.9, "of the clients' SGD"),
-    "--weight-decay": (5e-4, "of the clients' SGD"),
-    "--seed": (202207, "of all random numbers"),
-    "--trial": (0, "another number gives other clients, initial weights and batches"),
+COUNT = (1, 10**6)  # the smallest and the largest number that an option may be
+FRACTION = (0, 1)
+POSITIVE = (1e-6, 1e6)
+FROM_0 = (0, math.inf)
+OPTIONS = {  # default, what is allowed, help; names and defaults are those of the script
+    "--order": (
+        "curriculum",
+        ("curriculum", "anti", "random", "vanilla"),
+        "the samples that come first: easy, hard, random, or all at once",
+    ),
+    "--pacing": ("linear", PACINGS, "f, the shape of the pacing function"),
+    "--pacing-a": (0.8, FROM_0, "a, fraction of the local steps until all samples are admitted"),
+    "--pacing-b": (0.2, FRACTION, "b, fraction of the samples that are admitted at the first step"),
+    "--clients": (50, COUNT, "M, all clients"),
+    "--clients-per-round": (10, COUNT, "K, clients of a round"),
+    "--alpha": (0.1, POSITIVE, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (1, COUNT, "fewest samples of a client"),
+    "--rounds": (20, COUNT, "communication rounds"),
+    "--epochs": (5, COUNT, "E, a client takes as many steps as E passes over its samples"),
+    "--batch-size": (10, COUNT, "B, samples in a batch"),
+    "--lr": (0.01, POSITIVE, "the clients' learning rate"),
+    "--momentum": (0.9, FROM_0, "of the clients' SGD"),
+    "--weight-decay": (5e-4, FROM_0, "of the clients' SGD"),
+    "--seed": (202207, FROM_0, "of all random numbers"),
+    "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
 }
-CHOICES = {"--order": ("curriculum", "anti", "random", "vanilla"), "--pacing": tuple(PACINGS)}
 
 
 # ---------------------------------------------------------------------------------- the algorithm
@@ -117,7 +106,7 @@ def federate(config, model):
 
 
 def client_update(config, model, x, y, t, m):
-    """Scores and trains on client m's samples x, y. Returns what it sends: theta_m, N."""
+    """Scores and trains on client m's samples x, y. Returns what it sends: theta_m, N_m."""
     losses = sample_losses(model, x, y)
     first_to_last = sort(config.order, losses, stream(config, "ties", t, m))
     batches = take_batches(config, first_to_last, stream(config, "batches", t, m))
@@ -265,18 +254,19 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for option, (default, text) in OPTIONS.items():
-        choices = CHOICES.get(option)
+    for option, (default, allowed, text) in OPTIONS.items():
+        choices = None
+        if isinstance(default, str):
+            choices = allowed
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
-    smallest = min(config.alpha, config.batch_size, config.epochs, config.lr, config.min_size)
-    if min(smallest, config.rounds, config.seed + 1) <= 0:
-        parser.error(
-            "must be above 0: --alpha, --batch-size, --epochs, --lr, --min-size, --rounds; "
-            "at least 0: --seed"
-        )
+    for option, value in zip(OPTIONS, vars(config).values(), strict=True):
+        if not isinstance(value, str):
+            low, high = OPTIONS[option][1]
+            if not low <= value <= high:
+                parser.error(f"{option} {value}: choose a number from {low} to {high}")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

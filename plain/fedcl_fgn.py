@@ -1,9 +1,9 @@
 """python plain/fedcl_fgn.py
 
-Read this file; to get results run ../fedcl_fgn.py. It is FedCL, Algorithm 2 of "FedCL: Critical
-Learning Periods-Aware Adaptive Client Selection in Federated Learning" (anonymous submission, 2022,
-https://openreview.net/forum?id=QCtizuT48D), which was published as CriticalFL (Yan, Wang, Yuan and
-Li, KDD 2023, https://doi.org/10.1145/3580305.3599293).
+This is FedCL, Algorithm 2 of "FedCL: Critical Learning Periods-Aware Adaptive Client Selection in
+Federated Learning" (2022, https://openreview.net/forum?id=QCtizuT48D), later CriticalFL (Yan, Wang,
+Yuan and Li, KDD 2023). To get results run ../fedcl_fgn.py, which lists the differences from the
+paper.
 
 In federated learning M clients keep their data, and a server owns a model. In each round the server
 sends the model's weights theta to n clients. Each of them trains on its own samples and sends its
@@ -31,24 +31,14 @@ gradient norm. While FGN grows, the model learns faster and faster, and the peri
             otherwise:
                 n <- n / 2, at least n_0 / 2 (both rounded down) and at least 1
 
-How this differs from the paper:
-- FGN has no minus sign. The sign cancels in Eq. 2.
-- ||g_k||^2 is the mean over batches, while the weights change. The paper's text means single
-  samples, and does not say at which weights.
-- The first round counts as critical, because FGN(-1) does not exist.
-- E counts epochs, as in Section 5.1. The paper's Algorithm 1 (FedAvg) has E iterations.
-- The paper does not state the batch size, the momentum, lr_decay and the number of rounds.
-- The paper has larger data and models. Here LeNet-5 learns scikit-learn's digits: 1437 images to
-  train it, 360 to test it.
-
-../fedcl_fgn.py adds data sets, models, other algorithms in place of FedAvg, another detector of
-critical periods, trials, figures and GPUs. With `--dtype float64` its metrics.csv holds the numbers
-that this file prints: method fedavg+cl, trial 0. Lines marked "same numbers" are needed only for
-this. This file takes about 40 seconds on one core.
+Only here: LeNet-5 learns scikit-learn's digits, 1437 images to train it and 360 to test it. With
+`--dtype float64` the metrics.csv of the script holds the numbers that this file prints: method
+fedavg+cl, trial 0. Lines marked "same numbers" are needed only for this. It takes 40 seconds.
 """
 
 import argparse
 import copy
+import math
 import zlib
 
 import numpy as np
@@ -59,24 +49,27 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-OPTIONS = {  # default, help; names and defaults are those of the script
-    "--method": ("cl", "cl: FedCL; base: FedAvg, with n_0 clients in every round"),
-    "--delta": (0.01, "growth of FGN that makes a round critical, as a fraction"),
-    "--clients": (128, "M, all clients"),
-    "--clients-per-round": (16, "n_0, clients of the first round"),
-    "--alpha": (0.1, "how equal the clients' labels are (small: very different)"),
-    "--min-size": (1, "fewest samples of a client"),
-    "--rounds": (60, "communication rounds"),
-    "--epochs": (2, "E, a client's passes over its samples in a round"),
-    "--batch-size": (4, "samples in a batch"),
-    "--lr": (0.01, "eta, the clients' learning rate in the first round"),
-    "--lr-decay": (0.99, "eta is multiplied by this after every round"),
-    "--momentum": (0.9, "of the clients' SGD"),
-    "--weight-decay": (1e-5, "of the clients' SGD"),
-    "--seed": (202207, "of all random numbers"),
-    "--trial": (0, "another number gives other clients, initial weights and batches"),
+COUNT = (1, 10**6)  # the smallest and the largest number that an option may be
+FRACTION = (0, 1)
+POSITIVE = (1e-6, 1e6)
+FROM_0 = (0, math.inf)
+OPTIONS = {  # default, what is allowed, help; names and defaults are those of the script
+    "--method": ("cl", ("cl", "base"), "cl: FedCL; base: FedAvg, with n_0 clients in every round"),
+    "--delta": (0.01, FROM_0, "growth of FGN that makes a round critical, as a fraction"),
+    "--clients": (128, COUNT, "M, all clients"),
+    "--clients-per-round": (16, COUNT, "n_0, clients of the first round"),
+    "--alpha": (0.1, POSITIVE, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (1, COUNT, "fewest samples of a client"),
+    "--rounds": (60, COUNT, "communication rounds"),
+    "--epochs": (2, COUNT, "E, a client's passes over its samples in a round"),
+    "--batch-size": (4, COUNT, "samples in a batch"),
+    "--lr": (0.01, POSITIVE, "eta, the clients' learning rate in the first round"),
+    "--lr-decay": (0.99, FRACTION, "eta is multiplied by this after every round"),
+    "--momentum": (0.9, FROM_0, "of the clients' SGD"),
+    "--weight-decay": (1e-5, FROM_0, "of the clients' SGD"),
+    "--seed": (202207, FROM_0, "of all random numbers"),
+    "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
 }
-CHOICES = {"--method": ("cl", "base")}
 
 
 # ---------------------------------------------------------------------------------- the algorithm
@@ -237,18 +230,19 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for option, (default, text) in OPTIONS.items():
-        choices = CHOICES.get(option)
+    for option, (default, allowed, text) in OPTIONS.items():
+        choices = None
+        if isinstance(default, str):
+            choices = allowed
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
-    smallest = min(config.alpha, config.batch_size, config.epochs, config.lr, config.min_size)
-    if min(smallest, config.rounds, config.seed + 1) <= 0:
-        parser.error(
-            "must be above 0: --alpha, --batch-size, --epochs, --lr, --min-size, --rounds; "
-            "at least 0: --seed"
-        )
+    for option, value in zip(OPTIONS, vars(config).values(), strict=True):
+        if not isinstance(value, str):
+            low, high = OPTIONS[option][1]
+            if not low <= value <= high:
+                parser.error(f"{option} {value}: choose a number from {low} to {high}")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

@@ -1,88 +1,46 @@
 """python plain/fedcl_gmm_sync.py --rounds 18
 
-Read this file; to get results run ../fedcl_gmm_sync.py. It is Algorithm 1 of "FedCL: Federated
-Multi-Phase Curriculum Learning to Synchronously Correlate User Heterogeneity" (Wang, Guo and Jia,
-IEEE TAI 2023, https://arxiv.org/abs/2211.07248).
+Read this last. It is Algorithm 1 of "FedCL: Federated Multi-Phase Curriculum Learning to
+Synchronously Correlate User Heterogeneity" (Wang, Guo and Jia, IEEE TAI 2023,
+https://arxiv.org/abs/2211.07248). To get results run ../fedcl_gmm_sync.py, which lists the
+differences from the paper. This file has two lessons. Each adds something to FedAvg.
 
-In federated learning M clients keep their data, and a server owns a model. In each round the server
-sends the model to n clients. Each of them trains it on its own samples and sends it back, and the
-server averages these models (FedAvg). This file has two lessons. Each adds something to FedAvg.
-
-Lesson 1: phases. Why they should help: clients with different data do not learn equally fast, so
-their models drift apart. In FedCL a client that has reached the goal of a phase is frozen: it waits
-until all have reached it. The next goal is harder. The clients' progress is measured by the
-difficulty of their samples, which is made from the cross-entropy l of a sample:
+Lesson 1: phases. Clients with different data do not learn equally fast, so their models drift
+apart. A client that has reached the goal of a phase is frozen: it waits for the others. The next
+goal is harder. Progress is measured by difficulty, made from a sample's cross-entropy l:
 
     b     = (l - tau) / lambda
-    s     = exp(-W(b / 2)), but e where b <= -2 / e     confidence: above 1 if l < tau (easy)
+    s     = exp(-W(b / 2)), but e where b <= -2 / e     confidence; W(u) exp(W(u)) = u (Lambert)
     score = (l - tau) s                                 difficulty, Eq. 6
     l_cl  = score + lambda (log s)^2                    the loss that clients minimise, Eq. 7
 
-W is Lambert's function: W(u) exp(W(u)) = u. Where b > -2 / e, this s is a local minimum of l_cl.
-On the first reading take s = e. With the default tau and lambda it is e for every loss below 9.63.
-Then l_cl is e l plus a constant, and the score grows with the loss.
+On the first reading take s = e. With the default tau and lambda it is e for every l below 9.63.
 
-    T <- the first of the thresholds S
+    T <- the first of the thresholds S, which fall
     in each round t = 0, 1, ..
-        the server sends the model to n clients that are not frozen, selected at random
-        each of these clients k:
-            takes a number of steps of SGD on the mean of l_cl over a batch
-            D_k <- a mixture of three Gaussians that fits the scores of its samples    Eq. 12
-            sends its model and D_k
-        the server:
-            model <- the mean of these models and of those of the frozen clients       Eq. 21
-            for each client that has sent a mixture: N_k <- 320 random numbers from its last D_k
-            beta   <- the numbers of all N_k, sorted
-            beta_T <- the smallest number in beta such that a fraction T of beta is <= beta_T
-            each client k of this round freezes if more than a fraction v of N_k is <= beta_T
-            if all clients are frozen, or the phase has had rounds / |S| rounds:
-                T <- the next of the thresholds S, which is smaller, and no client is frozen
+        n clients that are not frozen, selected at random, take steps of SGD on the mean of l_cl
+        D_k   <- a mixture of three Gaussians, fitted to the scores of client k's samples   Eq. 12
+        model <- the mean of these models and of those of the frozen clients               Eq. 21
+        r_k   <- 320 random scores from the last D_k of each client that has trained
+        beta   <- the numbers of all r_k, sorted
+        beta_T <- the smallest number in beta such that a fraction T of beta is <= beta_T
+        a client k of this round freezes if more than a fraction v of r_k is <= beta_T
+        if all are frozen, or after rounds / |S| rounds: T <- the next of S, and none is frozen
 
-Lesson 2: the generator. Why it should help: a client that lacks a label forgets it. So the server
-trains a generator G, which makes features z of a label y. Features are what the model's head, its
-last layer, gets from the layers before it. The clients train their heads on these features, too.
-These lines come in addition to those of lesson 1:
+Lesson 2: a client that lacks a label forgets it. So from round 2 on the server's generator G makes
+features z = G(epsilon, y', score) for the clients' heads. epsilon is noise, y' ~ p is a label, and
+the score is from beta. p is how frequent each label is in the clients' last batches (Eq. 15).
 
-    in each round:
-        from the second round on, the server also sends G, p and beta
-        each of these clients k:
-            makes a batch of features z = G(epsilon, y', score) for each of its steps
-            minimises mean l_cl(model(x), y) + mean l_cl(head(z), y')                  Eq. 19
-            also sends c_k, how many samples of each label were in its batches
-        the server, when it has made beta:
-            p <- the sum of the last c_k of all clients, divided by its total          Eq. 15
-            G takes 50 steps of Adam on                                                Eq. 18
-                mean l_cl(head(z), y') + exp(-mean |z_i - z_j| (epsilon_i - epsilon_j)^2)
+    each client minimises mean l_cl(model(x), y) + mean l_cl(head(z), y')                  Eq. 19
+    G minimises mean l_cl(head(z), y') + exp(-mean |z_i - z_j| (epsilon_i - epsilon_j)^2)   Eq. 18
 
-Here epsilon is normal noise, and y' is a random label: p holds how frequent each label is. The
-score is a random number of beta, which is scaled to mean 0 and variance 1. The exponential is 1 if
-G gives the same z for every epsilon. So it makes G use epsilon.
-
-How this differs from the paper:
-- A phase also ends after its part of the rounds. At most T M / v clients can pass the same check,
-  so phases with T < v might never end. After the last phase, where the paper stops, all train on.
-- The server checks only the clients of this round. It averages only these and the frozen ones.
-- Eq. 18 is G's loss without the exponential. Section V-B mentions such a term but gives no
-  formula. This one is from FedGen (Zhu et al., ICML 2021), as are G's sizes and optimizer.
-- Eq. 15 counts all samples of all clients. Here each client that has trained counts those of its
-  last batches. In the same way beta has no numbers of clients that have not trained yet.
-- beta is made before G learns from it. In the first round G has not learnt, and nobody uses it.
-- The paper gives neither the number of Gaussians nor the size of N_k.
-- The paper has several S and v. Here they are the best of its Table VI.
-- The paper calls s sigma and gives no formula. This one is SuperLoss's (Castells et al., 2020).
-- The paper does not say how beta enters G: its Section V-B has only epsilon and y.
-- The paper has larger data and 200 rounds. Here FedGen's CNN learns scikit-learn's digits: 1437
-  images to train it, 360 to test it.
-
-../fedcl_gmm_sync.py adds data sets, models, five baselines, the numbers that travel, the clients'
-own accuracies, trials, figures and GPUs. With the same options and `--dtype float64` its
-metrics.csv holds the numbers that this file prints: method fedcl, trial 0. Lines marked "same
-numbers" are needed only for this. The command above takes about half a minute on one core. Its
-phase 1 ends because all clients are frozen, phases 2 and 3 because their rounds are over.
+Only here: scikit-learn's digits. The script's metrics.csv has the same numbers: `--dtype float64`,
+method fedcl, trial 0. Lines marked "same numbers" are for this only. It takes half a minute.
 """
 
 import argparse
 import copy
+import math
 import zlib
 from typing import NamedTuple
 
@@ -105,25 +63,28 @@ class Falling(str):
             raise ValueError
 
 
-OPTIONS = {  # default, help; names and defaults are those of the script
-    "--method": ("fedcl", "fedcl: FedCL; fedavg: FedAvg, on cross-entropy"),
-    "--tau": (10.0, "loss between easy and hard samples"),
-    "--lam": (0.5, "lambda of Eq. 7"),
-    "--thresholds": (Falling("0.8,0.6,0.2"), "S, the T of each phase, falling between 1 and 0"),
-    "--v": (0.7, "a client freezes if more than this fraction of its N_k is <= beta_T"),
-    "--generator-hidden": (256, "width of the generator"),
-    "--clients": (20, "M, all clients"),
-    "--clients-per-round": (10, "n, clients of a round"),
-    "--alpha": (0.1, "how equal the clients' labels are (small: very different)"),
-    "--min-size": (32, "fewest samples of a client"),
-    "--rounds": (6, "communication rounds"),
-    "--local-steps": (20, "batches of a client in a round"),
-    "--batch-size": (32, "samples in a batch"),
-    "--lr": (0.01, "the clients' learning rate"),
-    "--seed": (202207, "of all random numbers"),
-    "--trial": (0, "another number gives other clients, initial weights and batches"),
+COUNT = (1, 10**6)  # the smallest and the largest number that an option may be
+FRACTION = (0, 1)
+POSITIVE = (1e-6, 1e6)
+FROM_0 = (0, math.inf)
+OPTIONS = {  # default, what is allowed, help; names and defaults are those of the script
+    "--method": ("fedcl", ("fedcl", "fedavg"), "fedcl: FedCL; fedavg: FedAvg, on cross-entropy"),
+    "--tau": (10.0, POSITIVE, "loss between easy and hard samples"),
+    "--lam": (0.5, POSITIVE, "lambda of Eq. 7"),
+    "--thresholds": (Falling("0.8,0.6,0.2"), None, "S, the T of each phase, between 1 and 0"),
+    "--v": (0.7, FRACTION, "a client freezes if more than this fraction of r_k is <= beta_T"),
+    "--generator-hidden": (256, COUNT, "width of the generator"),
+    "--clients": (20, COUNT, "M, all clients"),
+    "--clients-per-round": (10, COUNT, "n, clients of a round"),
+    "--alpha": (0.1, POSITIVE, "how equal the clients' labels are (small: very different)"),
+    "--min-size": (32, (2, 1437), "fewest samples of a client"),
+    "--rounds": (6, COUNT, "communication rounds"),
+    "--local-steps": (20, COUNT, "batches of a client in a round"),
+    "--batch-size": (32, COUNT, "samples in a batch"),
+    "--lr": (0.01, POSITIVE, "the clients' learning rate"),
+    "--seed": (202207, FROM_0, "of all random numbers"),
+    "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
 }
-CHOICES = {"--method": ("fedcl", "fedavg")}
 C = 10  # classes
 FEATURES = 32  # length of z
 NOISE = 32  # length of epsilon
@@ -167,14 +128,14 @@ def federate(config, model):
         row = {"round": t + 1} | evaluate(model, x_test, y_test)
 
         if config.method == "fedcl":
-            N = sample_mixtures(config, messages, t)
-            beta = np.sort(np.concatenate(list(N.values())))
+            r = sample_mixtures(config, messages, t)
+            beta = np.sort(np.concatenate(list(r.values())))
             generator = teach(config, G, adam, model[-1], messages, beta, t)  # lesson 2
             row |= {"phase": phase + 1, "frozen": 0}
             if phase < len(S):
                 beta_T = quantile(beta, S[phase])
                 for k in selected:
-                    fraction = (N[k] <= beta_T).mean()
+                    fraction = (r[k] <= beta_T).mean()
                     if fraction > config.v:
                         frozen.add(k)
                 row |= {"frozen": len(frozen), "beta_T": beta_T}
@@ -284,14 +245,14 @@ def fit_mixture(scores, rng):
 
 
 def sample_mixtures(config, messages, t):
-    """N_k (320,) of each client that has sent a mixture: random numbers from its last D_k."""
-    N = {}
+    """r_k (320,) of each client that has sent a mixture: random numbers from its last D_k."""
+    r = {}
     for k, message in messages.items():
         weights, means, variances = message.D
         rng = stream(config, "pool", t, k)
         which = rng.choice(len(weights), 320, p=weights / weights.sum())
-        N[k] = rng.normal(means[which], np.sqrt(variances[which]))
-    return N
+        r[k] = rng.normal(means[which], np.sqrt(variances[which]))
+    return r
 
 
 def quantile(beta, T):
@@ -447,18 +408,19 @@ def make_model(rng):
 def parse_options(words=None):
     """The options of the command line, or of `words` in its place, each as an attribute."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for option, (default, text) in OPTIONS.items():
-        choices = CHOICES.get(option)
+    for option, (default, allowed, text) in OPTIONS.items():
+        choices = None
+        if isinstance(default, str):
+            choices = allowed
         parser.add_argument(option, type=type(default), default=default, choices=choices, help=text)
     config = parser.parse_args(words)
-    smallest = min(config.alpha, config.batch_size, config.local_steps, config.lr, config.rounds)
-    if min(smallest, config.seed + 1, config.min_size - 1) <= 0:
-        parser.error(
-            "must be above 0: --alpha, --batch-size, --local-steps, --lr, --rounds; "
-            "at least 0: --seed; at least 2: --min-size"
-        )
+    for option, value in zip(OPTIONS, vars(config).values(), strict=True):
+        if not isinstance(value, str):
+            low, high = OPTIONS[option][1]
+            if not low <= value <= high:
+                parser.error(f"{option} {value}: choose a number from {low} to {high}")
     # There are 1437 training samples, and each client needs min_size of them.
-    if not 0 < config.clients_per_round <= config.clients <= 1437 // config.min_size:
+    if not config.clients_per_round <= config.clients <= 1437 // config.min_size:
         parser.error("--clients: choose from --clients-per-round to 1437 / --min-size")
     return config
 

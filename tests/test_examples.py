@@ -3,6 +3,7 @@
 import csv
 import functools
 import itertools
+import json
 import os
 import random
 import re
@@ -519,6 +520,47 @@ def test_every_round_is_tracked_in_tensorboard(jobs):
             found = [(event.step, event.value) for event in board.Scalars(column)]
             wanted = [(int(row["round"]), float(row[column])) for row in of_run]
             np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+# -------------------------------------------------------------------------------------- the lesson
+
+
+def shown(path: Path) -> list[tuple[str, int]]:
+    """What each code cell of a notebook prints, and how many pictures it shows."""
+    cells = []
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            printed = ""
+            pictures = 0
+            for output in cell["outputs"]:
+                printed += "".join(output.get("text", ""))
+                pictures += "image/png" in output.get("data", {})
+            cells.append((printed, pictures))
+    return cells
+
+
+def test_the_lesson_runs_and_shows_what_the_page_shows(folder):
+    """Other processors change the numbers, so those after training are not compared."""
+    lesson = ROOT / "examples" / "lesson.ipynb"
+    command = [sys.executable, str(ROOT / "tests" / "run_lesson.py"), "copy.ipynb"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = shown(folder / "copy.ipynb")
+    for (printed, pictures), (wanted, wanted_pictures) in zip(found, shown(lesson), strict=True):
+        assert re.sub(r"[-+]?\d+(\.\d+)?", "0", printed) == re.sub(r"[-+]?\d+(\.\d+)?", "0", wanted)
+        assert pictures == wanted_pictures
+    printed = "".join(text for text, _ in found)
+    for answer in (
+        "alpha 0.1: 3 digits",
+        "rounding: True",
+        "\n1.5\n",
+        "16 32 64 32 16",
+        "both: True",
+    ):
+        assert answer in printed
+    accuracy = dict(re.findall(r"(curriculum|shuffled|vanilla): ([\d.]+) %", printed))
+    assert float(accuracy["vanilla"]) > float(accuracy["curriculum"]) + 5  # as its text says
+    assert lesson.stat().st_size <= 300_000
 
 
 # ---------------------------------------------------------------------------------------- the page

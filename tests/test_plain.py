@@ -6,7 +6,9 @@ The two share no line. So each is the other's oracle: a rule that only one of th
 import ast
 import csv
 import importlib
+import importlib.util
 import inspect
+import re
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +94,7 @@ REPEATED = {  # functions that several programs repeat
     "stream": OPTIONS,
     "load_data": OPTIONS,
     "partition": OPTIONS,
-    "parse_options": OPTIONS.keys() - {"fedcl_gmm_sync"},  # which has no epochs
+    "parse_options": OPTIONS,
     "make_model": OPTIONS.keys() - {"fedcl_gmm_sync"},  # which has FedGen's model
     "server_update": ["fedavg_curriculum", "client_curriculum"],
     "sample_losses": ["fedavg_curriculum", "client_curriculum"],
@@ -178,6 +180,45 @@ def test_a_program_needs_no_other_file_of_ours(name):
     assert not needed & ours
 
 
+def run_exercise(number: int, changed: bool, tmp_path: Path, more="") -> list[dict]:
+    """The rows of an exercise of plain/README.md: its file, its changed line, its command."""
+    page = (ROOT / "plain" / "README.md").read_text()
+    text = page.split("**")[2 * number]
+    name, line = re.search(r"In `(\w+)\.py` change line (\d+)", text).groups()
+    before, after = re.search(r"^-(.*)\n\+(.*)$", text, re.M).groups()
+    lines = (ROOT / "plain" / f"{name}.py").read_text().splitlines()
+    assert lines[int(line) - 1] == before
+    if changed:
+        lines[int(line) - 1] = after
+    path = tmp_path / f"changed_{number}.py"
+    path.write_text("\n".join(lines))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    words = re.search(r"python changed.py (.*)", text)[1].split()
+    config = program.parse_options(words + more.split())
+    return list(program.federate(config, program.make_model(program.stream(config, "init"))))
+
+
+def test_the_first_exercise_has_its_result(tmp_path):
+    before = [row["clients"] for row in run_exercise(1, False, tmp_path)]
+    after = [row["clients"] for row in run_exercise(1, True, tmp_path)]
+    page = (ROOT / "plain" / "README.md").read_text()
+    assert f"Before: {str(before)[1:-1]}. After: {str(after)[1:-1]}." in page
+
+
+@pytest.mark.parametrize(
+    ("number", "option"), [(2, "--order anti"), (3, "--method base --lr 0.03")]
+)
+def test_an_exercise_has_the_result_of_an_option(number, option, tmp_path):
+    assert option in (ROOT / "plain" / "README.md").read_text()
+    found = run_exercise(number, True, tmp_path)
+    wanted = run_exercise(number, False, tmp_path, option)
+    unchanged = run_exercise(number, False, tmp_path)
+    assert [row["loss"] for row in found] == pytest.approx([row["loss"] for row in wanted])
+    assert found[-1]["loss"] != pytest.approx(unchanged[-1]["loss"])
+
+
 @pytest.mark.parametrize("function", REPEATED)
 def test_a_repeated_function_is_the_same_in_all_programs(function):
     sources = {inspect.getsource(getattr(load(name), function)) for name in REPEATED[function]}
@@ -185,13 +226,17 @@ def test_a_repeated_function_is_the_same_in_all_programs(function):
 
 
 ALL = "--clients 1438", "--clients-per-round 0", "--clients-per-round 1438", "--alpha 0"
-ALL += "--batch-size 0", "--lr -1", "--min-size 0", "--rounds 0"
-ALL += "--seed -1", "--clients 20 --min-size 100"
+ALL += "--batch-size 0", "--lr -1", "--lr nan", "--min-size 0", "--rounds 0", "--rounds 2.5"
+ALL += "--seed -1", "--trial -1", "--clients 20 --min-size 100", "--dataset nowhere.npz"
+SGD_TOO = "--epochs 0", "--momentum -1", "--weight-decay -1"
 REFUSED = {
-    "fedcl_fgn": (*ALL, "--epochs 0"),  # parse_options is the same in all programs but this one:
-    "fedcl_gmm_sync": (*ALL, "--local-steps 0", "--min-size 1", "--thresholds S")
+    "fedcl_fgn": (*ALL, *SGD_TOO, "--delta -1", "--lr-decay 2", "--method avg"),
+    "fedavg_curriculum": ("--pacing cubic", "--order easy", "--pacing-a -1", "--pacing-b 2"),
+    "client_curriculum": ("--f-ord 1.5", "--client-b -1", "--score L", "--expert-epochs 0"),
+    "fedac_art": ("--rho 2", "--art-alpha 0", "--quantile 1.5", "--w-small -1"),
+    "fedcl_gmm_sync": (*ALL, "--local-steps 0", "--min-size 1", "--thresholds S", "--lam 0")
     + ("--thresholds 0.2,0.6", "--thresholds 1,0.5", "--thresholds 0.5,0.5")
-    + ("--thresholds 0.5,nan", "--thresholds="),
+    + ("--thresholds 0.5,nan", "--thresholds=", "--v 2", "--generator-hidden 0"),
 }
 BAD_WORDS = [(name, words) for name in REFUSED for words in REFUSED[name]]
 
