@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("examples", "results", "theory")
+FOLDERS = ("examples", "plain", "results", "theory")
 PAGES = [*ROOT.glob("*.md"), *(page for name in FOLDERS for page in ROOT.glob(f"{name}/**/*.md"))]
 PAGES = [page for page in PAGES if page.parent.name != "log"]
 OLD_WORD = re.compile(  # what we write instead: model, select, method, fraction, again, ..
