@@ -163,6 +163,8 @@ class Config(experiment.Config):
         clients = self.rounds * self.clients_per_round
         steps = clients * self.local_steps
         work = experiment.Work(steps, steps * self.batch_size)
+        if has_generator(self):
+            work.seconds = 0.3 * self.rounds  # it learns, and mixtures are fitted
         if is_fedcl(self):
             work.scored = clients * held / self.clients
         return work
