@@ -23,10 +23,10 @@ NODES = {
     "data.py": 3840,
     "user_files.py": 800,
     "nets.py": 4030,
-    "fedavg_curriculum.py": 1450,
-    "client_curriculum.py": 1990,
-    "fedcl_fgn.py": 1355,
-    "fedcl_gmm_sync.py": 3060,
+    "fedavg_curriculum.py": 1510,
+    "client_curriculum.py": 2050,
+    "fedcl_fgn.py": 1360,
+    "fedcl_gmm_sync.py": 3110,
     "fedac_art.py": 2150,
 }
 SCRIPTS = (
