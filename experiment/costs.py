@@ -61,10 +61,15 @@ class Cost:
     core: float = 0.0
     card: float = 0.0
 
-    def add(self, times: int, work: Work, config, shape: tuple, rounds: int = 0) -> None:
-        """Adds so much work of a config's model, on samples of this shape."""
+    def add(self, times: int, work: Work, config, shape: tuple, rounds=0, is_alone=False) -> None:
+        """Adds so much work of a config's model, on samples of this shape.
+
+        is_alone  whether one model trains, as an expert does, and not several clients
+        """
         ms = table().get(key_of(config, shape), UNKNOWN)
         core = work.steps * ms["step_ms"] + work.samples * ms["sample_ms"]
+        if is_alone and ms["step_ms"] < 1:
+            core *= 2  # a stack of small models takes half as long as one after the other
         core += work.scored * ms["score_ms"]
         card = work.steps * ms["h100_ms"] * max(1, config.batch_size / 16)
         self.steps += times * work.steps
@@ -102,7 +107,7 @@ def cost_of(configs: Iterable, may_read=False) -> Cost:
         total.add(config.trials, work, config, shape, config.rounds)
         whose = repr(config.flags("central"))
         if work.shared and whose not in seen:
-            total.add(config.trials, work.shared, config, shape)
+            total.add(config.trials, work.shared, config, shape, is_alone=True)
             seen.add(whose)
     return total
 
