@@ -1,6 +1,6 @@
 """What a command will cost, before it starts: from the milliseconds of a step in costs.csv.
 
-costs.csv holds CPU time of one core (`python tests/bench_trainer.py --only costs --write`). The
+costs.csv holds CPU time of one core, as `python tests/bench_trainer.py --only costs` prints it. The
 column h100_ms is one step of one client in a round of unequal clients on an H100, in batches of at
 most 16. It was measured at commit 1083be6 with a sketch of recorded steps, not with this code. An
 estimate may be wrong by a factor of 2, and other processors differ more. Where nothing was

@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 import gpu_rivals  # noqa: E402
 import ordinary  # noqa: E402
 
+import common  # noqa: E402
 import data  # noqa: E402
 import experiment  # noqa: E402
 import training  # noqa: E402
@@ -126,11 +127,12 @@ class Work:
         return training.train(self.model, self.theta, *work, chunk).gather_thetas()
 
 
-def make_data(rng, n: int, is_text: bool, channels: int, side: int, device: str) -> data.Data:
+def make_data(rng, n: int, is_text, channels, side, device, codes=()) -> data.Data:
     """Random samples: what they hold costs nothing."""
     if is_text:
         x = rng.integers(0, 80, (n, data.SEQUENCE))
         y = rng.integers(0, 80, n)
+        y[: len(codes)] = codes  # each one occurs
     else:
         x = rng.integers(0, 256, (n, side, side, channels), dtype=np.uint8)
         y = np.arange(n) % 10
@@ -461,6 +463,50 @@ def throughput(flags):
 # -------------------------------------------------------------------------------------- on a GPU
 
 
+COSTS = ("lenet5 28x28x1", "lenet5 32x32x3", "fedgen-cnn 28x28x1", "fedgen-cnn 84x84x3")
+COSTS += ("alexnet 32x32x1", "alexnet 32x32x3", "vgg11 32x32x1", "vgg11 32x32x3")
+COSTS += ("resnet9 32x32x3", "resnet18 32x32x1", "resnet18 32x32x3", "lstm 80")
+
+
+def costs(flags):
+    """Milliseconds of CPU time on one core, for experiment/costs.csv: of a client's local step, of
+    each of its samples, and of each sample that is only evaluated. The least of the turns."""
+    yield head("model", "shape", "step_ms", "sample_ms", "score_ms")
+    for work in COSTS:
+        name, shape = work.split()
+        sizes = [int(size) for size in shape.split("x")]
+        side, channels = sizes[0], sizes[-1]
+        K = 10 if name in ("lenet5", "fedgen-cnn") else 1  # as stacks do on a CPU
+        small = cpu_step(name, channels, side, K, 8, flags.repeats)
+        large, score = cpu_step(name, channels, side, K, 32, flags.repeats)
+        sample = (large - small[0]) / 24
+        cells = (small[0] - 8 * sample, sample, score)
+        yield line(name, shape, *(f"{cell:.3g}" for cell in cells))
+
+
+def cpu_step(name, channels, side, K: int, batch_size: int, repeats: int) -> tuple[float, float]:
+    """The milliseconds of a step of one of K clients, and of a test of one of its samples."""
+    T = 3
+    rng = np.random.default_rng(0)
+    n = max(K * T * batch_size, 100)
+    samples = make_data(rng, n, name == "lstm", channels, side, "cpu", range(80))
+    width = 128 if name == "alexnet" else 0
+    model = build_model(name, samples, "cpu", torch.float32, width)
+    theta = model.init(0)
+    schedule = list(np.arange(K * T * batch_size).reshape(K, T, batch_size))
+    local = training.Local(**SGD, seeds=list(range(K)))
+    x = samples.images("train", torch.float32)
+    trained, tested = [], []
+    for _ in range(repeats):
+        begun = time.process_time()
+        training.train(model, theta, samples, np.arange(K), schedule, local)
+        trained.append(time.process_time() - begun)
+        begun = time.process_time()
+        common.predict(model, theta, x, np.arange(100))
+        tested.append(time.process_time() - begun)
+    return 1e3 * min(trained) / K / T, 1e3 * min(tested) / 100
+
+
 GPU_WORKS = {  # a model, channels, side, clients, batch size, norm
     "LeNet-5, 1x28x28": ("lenet5", 1, 28, 10, 10, "batch"),
     "LeNet-5, 3x32x32": ("lenet5", 3, 32, 64, 10, "batch"),
@@ -582,7 +628,7 @@ def write(name: str, table: str) -> None:
 
 
 PARTS = {
-    "cpu": (step, lenet5, single, big, start, throughput, pfl, pfllib, gpu, blazefl),
+    "cpu": (step, lenet5, single, big, start, throughput, pfl, pfllib, gpu, blazefl, costs),
     "cuda": (gpu, blazefl, pfl, pfllib),
 }
 
@@ -607,7 +653,7 @@ def main() -> None:
         if path:  # of this machine: no reader's
             command = command.replace(path, word)
     for part in PARTS[flags.device]:
-        is_gpus = flags.device == "cpu" and part in (gpu, blazefl)  # without graphs: on request
+        is_gpus = flags.device == "cpu" and part in (gpu, blazefl, costs)  # on request
         if part.__name__ not in (flags.only or names) or is_gpus and not flags.only:
             continue
         title = f"{' '.join(part.__doc__.split())} {machine(flags.device)}."
