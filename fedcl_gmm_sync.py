@@ -159,6 +159,18 @@ class Config(experiment.Config):
         if self.epochs > 1:
             raise UsageError(f"--epochs {self.epochs}: not used here; choose --local-steps")
 
+    def work(self, n: int) -> experiment.Work:
+        """Returns about what a run does: all batches are full, and FedCL scores its clients."""
+        held = self.data_share * n
+        clients = self.rounds * self.clients_per_round
+        steps = clients * self.local_steps
+        work = experiment.Work(steps, steps * self.batch_size)
+        if has_generator(self):
+            work.seconds = 0.3 * self.rounds  # it learns, and mixtures are fitted
+        if is_fedcl(self):
+            work.scored = clients * held / self.clients
+        return work
+
     def reads_rounds(self) -> bool:
         return is_fedcl(self)  # a phase lasts a part of them
 

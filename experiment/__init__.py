@@ -13,11 +13,13 @@ they say all that a script must know. A command goes through these modules:
 8. report.py: tables and figures
 
 script.py says what a script and a command are, and weights.py how `trained` and --init get final
-weights. machine.py knows memory and GPUs, ranks.py torchrun's processes, terminal.py what is shown.
+weights. costs.py estimates how long a command takes. machine.py knows memory and GPUs, ranks.py
+torchrun's processes, terminal.py what is shown.
 """
 
 from . import report
 from .command import main, stop
+from .costs import Work
 from .flags import Config, about_flag, flag, parse
 from .machine import keep_heap
 from .runs import Run, train
@@ -29,6 +31,7 @@ __all__ = [
     "Config",
     "Run",
     "Script",
+    "Work",
     "about_flag",
     "flag",
     "keep_heap",

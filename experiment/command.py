@@ -29,11 +29,13 @@ from errors import GPU_ERRORS, NonFiniteError, UsageError, first_line, is_out_of
 from user_files import OURS, ROOT, is_ours
 
 from . import report
+from .costs import HOUR, Cost, cost_of
 from .disk import (
     check_folder,
     choose_folder,
     claim,
     delete,
+    device_of_before,
     files_in,
     files_of_before,
     locked,
@@ -45,7 +47,7 @@ from .ranks import joined_ranks, leave_group, on_first_rank, rank, ranks
 from .runs import Run, plan
 from .script import Command, Script
 from .terminal import patient_output, say
-from .workers import FAILED_START, is_starting, train_all, workers
+from .workers import FAILED_START, count_processes, is_starting, train_all, workers
 
 
 def main(script: Script, argv: list[str] | None = None) -> None:
@@ -154,18 +156,20 @@ def conduct(command: Command, configs: list[Config], line: str) -> None:
     began = datetime.datetime.now().astimezone()
     first = configs[0]
     torch.set_num_threads(first.threads)
-    if first.device == "auto" and torch.cuda.is_available() and gpu_fault():
-        say(f"--device auto: the CPU is used, since {gpu_fault()}")
     settings, runs = plan(command, configs)
     takes_whole_runs = len(runs) >= ranks()
     if not takes_whole_runs:
         command.ranks = ranks()
     if first.out:  # before anything that takes time
         check_folder(Path(first.out), first.resume)
+    name = Path(command.script.title()).stem
+    if first.device == "auto":
+        command.auto = choose_device(command, runs, name)
     with joined_ranks(runs[0].device) as store, workers(runs) as pool:
         counts = build_all(settings)  # while the workers import
-        name = Path(command.script.title()).stem
-        command.folder = on_first_rank(lambda: choose_folder(first, name))
+        announce_hours(runs)
+        if command.folder is None:
+            command.folder = on_first_rank(lambda: choose_folder(first, name))
         with locked(command.folder):
             on_first_rank(lambda: claim(command.folder, runs, first.resume))
             if takes_whole_runs:
@@ -180,6 +184,42 @@ def conduct(command: Command, configs: list[Config], line: str) -> None:
     if diverged:
         count = f"{len(diverged)} of {len(runs)} runs diverged"
         raise NonFiniteError(f"{count}, their cells are empty ({'; '.join(diverged[:3])})")
+
+
+def choose_device(command: Command, runs: list[Run], name: str) -> str:
+    """Returns what --device auto means: the CPU, if its cores end sooner or no GPU works.
+
+    name  of the script. A resumed command continues where it began
+    """
+    first = runs[0].config
+    if gpu_fault():
+        if torch.cuda.is_available():
+            say(f"--device auto: the CPU is used, since {gpu_fault()}")
+        return "cpu"
+    if ranks() > 1:
+        return "cuda"
+    if first.resume:
+        command.folder = choose_folder(first, name)
+        return device_of_before(command.folder)
+    cost, cores = estimate(runs)
+    if cost.core / cores < cost.card:  # not so for NaN, which is not known
+        say(f"--device auto: the CPU is used (about {cost.on(cores)}); --device cuda is the GPU")
+        return "cpu"
+    return "cuda"
+
+
+def estimate(runs: list[Run]) -> tuple[Cost, int]:
+    """Returns what these runs cost, and how many cores would train them."""
+    cost = cost_of([run.config for run in runs if run.trial == 0], may_read=True)
+    return cost, max(ranks(), count_processes(runs, "cpu"))
+
+
+def announce_hours(runs: list[Run]) -> None:
+    """Says how long a command takes if this is more than an hour, and known."""
+    cost, cores = estimate(runs)
+    seconds = cost.card if runs[0].device == "cuda" else cost.core / cores
+    if seconds > HOUR and not runs[0].config.resume:
+        say(f"about {cost.on(cores)}")
 
 
 def commit() -> str | None:

@@ -176,6 +176,13 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise UsageError(f"--out {folder}: holds {advice}")
 
 
+def device_of_before(folder: Path) -> str:
+    """Returns the device of the runs in this folder; nothing if there is none."""
+    for path in folder.glob("checkpoints/*-trial*.pt"):
+        return read(path, "cpu")["fingerprint"]["device"]
+    return ""
+
+
 def choose_folder(config, script: str) -> Path:
     """Returns --out, or runs/<script>/001, 002, ..: a new one, or with --resume the last one."""
     if config.out:

@@ -63,9 +63,6 @@ class Run:
         self.last_test = []  # the columns of a test that is due in the last round only
         self.is_tracked = self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
-        self.device = self.config.device
-        if self.device == "auto":
-            self.device = "cpu" if gpu_fault() else "cuda"
         self.identity = self.config.results_depend_on()
         self.identity |= {"method": self.method, "trial": self.trial}
         self.file = file_name(self.method, self.identity)
@@ -245,6 +242,13 @@ class Run:
     def waits(self) -> bool:
         """Whether it uses another run's result."""
         return self.needed.file != self.file
+
+    @property
+    def device(self) -> str:
+        """Where it is trained: "cpu" or "cuda"."""
+        if self.config.device != "auto":
+            return self.config.device
+        return self.command.auto or ("cpu" if gpu_fault() else "cuda")
 
     @property
     def folder(self) -> Path:

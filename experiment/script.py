@@ -75,12 +75,14 @@ class Command:
     swept   the options that have several values
     folder  where its results are; it is chosen before training begins
     ranks   how many processes train one run together
+    auto    what --device auto means; empty: a GPU, if one works
     """
 
     script: Script
     swept: Sequence[str] = ()
     folder: Path | None = None
     ranks: int = 1
+    auto: str = ""
 
     def setting(self, config: Config, flags) -> str:
         """'alpha=0.05 base=fedprox': the swept ones of these options that are not compared."""

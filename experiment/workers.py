@@ -104,7 +104,7 @@ def workers(runs: list[Run]) -> Iterator[Workers | None]:
     They begin to import now, while this process continues, and end with the block or with this
     process. Raises OSError if one of them ended by itself.
     """
-    count = count_processes(runs)
+    count = count_processes(runs, runs[0].device)
     if count > 1 and (fault := unknown_to_workers(runs[0])):
         say(f"runs go one after another in this process: {fault}")
         count = 1
@@ -133,13 +133,13 @@ def workers(runs: list[Run]) -> Iterator[Workers | None]:
         raise OSError("a worker is gone; was it killed, or is the memory too small?") from None
 
 
-def count_processes(runs: list[Run]) -> int:
+def count_processes(runs: list[Run], device: str) -> int:
     """Returns --jobs, by default one for each --threads cores, or GPU; at most one for each run."""
     config = runs[0].config
     if ranks() > 1:
         return 1
     automatic = cpu_count() // config.threads
-    if runs[0].device == "cuda":
+    if device == "cuda":
         automatic = torch.cuda.device_count()
     return min(len(runs), config.jobs or max(1, automatic))
 

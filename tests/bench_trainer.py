@@ -4,7 +4,8 @@ How much faster the trainer is than a loop over clients, as federated simulators
 compares with pfl-research and PFLlib on their own nets and schedules. All train the same clients,
 in turn, so that a drift of the machine hits all alike; printed are medians, and the median and
 the range of the ratios of one turn. --write puts each table into results/bench.md between its
-marks: no number there is typed by hand. --device cuda prints the tables of a GPU. --pfl-python
+marks: no number there is typed by hand. --device cuda prints the tables of a GPU: a plain loop,
+torch.func.vmap and JAX, if it is installed, with and without CUDA graphs. --pfl-python
 names the Python of an environment with pfl-research (pip install "pfl[pytorch]"); without it its
 rows are left out. --before names a checkout of an older commit of ours, measured beside this one.
 """
@@ -29,8 +30,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+import gpu_rivals  # noqa: E402
 import ordinary  # noqa: E402
 
+import common  # noqa: E402
 import data  # noqa: E402
 import experiment  # noqa: E402
 import training  # noqa: E402
@@ -40,7 +43,8 @@ PAGE = ROOT / "results" / "bench.md"
 SCRIPT = ROOT / "fedavg_curriculum.py"
 RIVALS = ROOT / "tests" / "bench_rivals.py"
 CORES = os.cpu_count()
-SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
+SGD = gpu_rivals.SGD
+USERS = f"{gpu_rivals.__file__}:UserCNN"
 
 
 def make_net(name: str, channels: int, side: int) -> torch.nn.Module:
@@ -52,12 +56,13 @@ def make_net(name: str, channels: int, side: int) -> torch.nn.Module:
         "vgg11": lambda: ordinary.vgg11(channels, 10),
         "alexnet": lambda: ordinary.alexnet(channels, 10, 128),
         "lstm": lambda: ordinary.CharLSTM(80, 512),
+        USERS: lambda: gpu_rivals.UserCNN(channels, side, 10),
     }
     return nets[name]()
 
 
 class Work:
-    """A round of local training: clients of these sizes, one epoch each, without dropout."""
+    """A round of local training: clients of these sizes, without dropout."""
 
     def __init__(
         self,
@@ -69,19 +74,22 @@ class Work:
         norm="batch",
         device="cpu",
         dtype=torch.float32,
+        epochs=1,
     ):
         rng = np.random.default_rng(0)
         n = int(sum(sizes))
+        self.name = name
         self.data = make_data(rng, n, name == "lstm", channels, side, device)
         width = 128 if name == "alexnet" else 0
         self.model = build_model(name, self.data, device, dtype, width, norm)
-        ordinary.without_dropout(self.model.layers)
+        if name != USERS:  # it has none
+            ordinary.without_dropout(self.model.layers)
         self.theta = self.model.init(0)
         self.batch_size = batch_size
         self.device = device
         self.batches = []
         for shard in np.split(np.arange(n), np.cumsum(sizes)[:-1]):
-            self.batches.append(data.epochs_of_batches(shard, 1, batch_size, rng))
+            self.batches.append(data.epochs_of_batches(shard, epochs, batch_size, rng))
         self.net = ordinary.without_dropout(make_net(name, channels, side))
         if norm == "group":
             ordinary.use_group_norms(self.net)
@@ -119,11 +127,12 @@ class Work:
         return training.train(self.model, self.theta, *work, chunk).gather_thetas()
 
 
-def make_data(rng, n: int, is_text: bool, channels: int, side: int, device: str) -> data.Data:
+def make_data(rng, n: int, is_text, channels, side, device, codes=()) -> data.Data:
     """Random samples: what they hold costs nothing."""
     if is_text:
         x = rng.integers(0, 80, (n, data.SEQUENCE))
         y = rng.integers(0, 80, n)
+        y[: len(codes)] = codes  # each one occurs
     else:
         x = rng.integers(0, 256, (n, side, side, channels), dtype=np.uint8)
         y = np.arange(n) % 10
@@ -454,31 +463,145 @@ def throughput(flags):
 # -------------------------------------------------------------------------------------- on a GPU
 
 
+COSTS = ("lenet5 28x28x1", "lenet5 32x32x3", "fedgen-cnn 28x28x1", "fedgen-cnn 84x84x3")
+COSTS += ("alexnet 32x32x1", "alexnet 32x32x3", "vgg11 32x32x1", "vgg11 32x32x3")
+COSTS += ("resnet9 32x32x3", "resnet18 32x32x1", "resnet18 32x32x3", "lstm 80")
+
+
+def costs(flags):
+    """Milliseconds of CPU time on one core, for experiment/costs.csv: of a client's local step, of
+    each of its samples, and of each sample that is only evaluated. The least of the turns."""
+    yield head("model", "shape", "step_ms", "sample_ms", "score_ms")
+    for work in COSTS:
+        name, shape = work.split()
+        sizes = [int(size) for size in shape.split("x")]
+        side, channels = sizes[0], sizes[-1]
+        K = 10 if name in ("lenet5", "fedgen-cnn") else 1  # as stacks do on a CPU
+        small = cpu_step(name, channels, side, K, 8, flags.repeats)
+        large, score = cpu_step(name, channels, side, K, 32, flags.repeats)
+        sample = (large - small[0]) / 24
+        cells = (small[0] - 8 * sample, sample, score)
+        yield line(name, shape, *(f"{cell:.3g}" for cell in cells))
+
+
+def cpu_step(name, channels, side, K: int, batch_size: int, repeats: int) -> tuple[float, float]:
+    """The milliseconds of a step of one of K clients, and of a test of one of its samples."""
+    T = 3
+    rng = np.random.default_rng(0)
+    n = max(K * T * batch_size, 100)
+    samples = make_data(rng, n, name == "lstm", channels, side, "cpu", range(80))
+    width = 128 if name == "alexnet" else 0
+    model = build_model(name, samples, "cpu", torch.float32, width)
+    theta = model.init(0)
+    schedule = list(np.arange(K * T * batch_size).reshape(K, T, batch_size))
+    local = training.Local(**SGD, seeds=list(range(K)))
+    x = samples.images("train", torch.float32)
+    trained, tested = [], []
+    for _ in range(repeats):
+        begun = time.process_time()
+        training.train(model, theta, samples, np.arange(K), schedule, local)
+        trained.append(time.process_time() - begun)
+        begun = time.process_time()
+        common.predict(model, theta, x, np.arange(100))
+        tested.append(time.process_time() - begun)
+    return 1e3 * min(trained) / K / T, 1e3 * min(tested) / 100
+
+
+GPU_WORKS = {  # a model, channels, side, clients, batch size, norm
+    "LeNet-5, 1x28x28": ("lenet5", 1, 28, 10, 10, "batch"),
+    "LeNet-5, 3x32x32": ("lenet5", 3, 32, 64, 10, "batch"),
+    "AlexNet, width 128": ("alexnet", 3, 32, 16, 16, "batch"),
+    "VGG-11": ("vgg11", 3, 32, 16, 16, "batch"),
+    "ResNet-9, batch norms": ("resnet9", 3, 32, 16, 16, "batch"),
+    "ResNet-9, group norms": ("resnet9", 3, 32, 16, 16, "group"),
+    "a user's CNN": (USERS, 3, 32, 20, 10, "batch"),
+}
+GPU_STEPS = 25
+ALONE = 4  # so many clients of a plain loop are timed
+
+
+def gpu_contestants(work: Work) -> dict:
+    """Title: a function that trains the clients, and how many of them. Their steps are equal."""
+    K = len(work.batches)
+    alone = min(ALONE, K)
+    found = {
+        "plain loop": (gpu_rivals.plain_loop(work, clients=alone), alone),
+        "plain loop, graph": (gpu_rivals.plain_loop(work, True, alone), alone),
+        "torch.func.vmap": (gpu_rivals.stacked(work), K),
+        "vmap, graph": (gpu_rivals.stacked(work, True), K),
+        "ours": (functools.partial(ours_at_once, work), K),
+    }
+    if gpu_rivals.has_jax() and work.name in ("lenet5", "alexnet"):
+        found["JAX, vmap in scan"] = (gpu_rivals.in_jax(work), K)
+    return found
+
+
 def gpu(flags):
-    """Milliseconds of a client's local step in a loop, and with ours at --chunk 1, 16 and 64: so
-    many clients train together. One epoch, batch 10 (big models 16), momentum 0.9."""
-    chunks = (1, 16, 64)
-    yield head("model", "clients", "steps", "loop", *(f"ours, chunk {n}" for n in chunks))
-    for name, channels, side, K, samples, batch_size in (
-        ("lenet5", 1, 28, 10, 300, 10),
-        ("lenet5", 3, 32, 10, 300, 10),
-        ("lenet5", 3, 32, 64, 300, 10),
-        ("alexnet", 3, 32, 16, 160, 16),
-        ("resnet9", 3, 32, 10, 160, 16),
-    ):
-        work = Work(name, channels, side, [samples] * K, batch_size, "group", flags.device)
+    """Milliseconds of a client's local step, for equal clients, with momentum 0.9. A graph is a
+    step that is recorded once and replayed. Our first round contains the recording. MiB is the peak
+    of the card's memory in ours."""
+    columns = ["plain loop", "plain loop, graph", "torch.func.vmap", "vmap, graph"]
+    columns += ["JAX, vmap in scan", "ours"]
+    rounds = ("first round, s", "later rounds, s", "MiB")
+    yield head("model", "clients", *columns, *(f"ours, {what}" for what in rounds))
+    for title, (name, channels, side, K, batch_size, norm) in GPU_WORKS.items():
+        samples = flags.samples or GPU_STEPS * batch_size
+        batch_size = min(batch_size, samples)
+        sizes = [samples // batch_size * batch_size] * K
+        work = Work(name, channels, side, sizes, batch_size, norm, flags.device)
+        first, peak = first_round(work, flags.device)
+        contestants = gpu_contestants(work)
+        functions = {who: train for who, (train, _) in contestants.items()}
+        times = time_in_turn(functions, flags.repeats, flags.device)
         steps = len(work.batches[0])
-        contestants = {"loop": functools.partial(work.loop, clients=2)}
-        for chunk in chunks:
-            if chunk < 4 * K:  # else the same as with 16
-                contestants[chunk] = functools.partial(work.ours, chunk)
-        times = time_in_turn(contestants, flags.repeats, flags.device)
         cells = []
-        for contestant in ("loop", *chunks):
-            seconds = np.median(times.get(contestant, np.nan))
-            clients = 2 if contestant == "loop" else K
-            cells.append(f"{1e3 * seconds / clients / steps:.3f}".replace("nan", "-"))
-        yield line(f"{name} {channels}x{side}x{side}", K, steps, *cells)
+        for who in columns:
+            milliseconds = "-"
+            if who in times:
+                _, clients = contestants[who]
+                milliseconds = f"{1e3 * np.median(times[who]) / clients / steps:.3f}"
+            cells.append(milliseconds)
+        later = f"{np.median(times['ours']):.3f}"
+        yield line(title, K, *cells, f"{first:.3f}", later, f"{peak:.0f}")
+
+
+def ours_at_once(work: Work):
+    """Ours, and for a user's own model --chunk of all clients."""
+    return work.ours(len(work.batches) if work.name == USERS else 0)
+
+
+def first_round(work: Work, device: str) -> tuple[float, float]:
+    """The seconds of our first round, and the peak of the card's memory in MiB."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    begun = time.perf_counter()
+    ours_at_once(work)
+    peak = 0
+    if device == "cuda":
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    return time.perf_counter() - begun, peak
+
+
+def blazefl(flags):
+    """BlazeFL's benchmark trains LeNet-5 on images of 3x32x32. In each of five rounds all 100
+    clients train five epochs of 500 samples in batches of 50. Published are about 30 s for BlazeFL
+    and 92 s for Flower, on an unnamed card and with the tests, which are left out here."""
+    samples = flags.samples or 500
+    batch_size = min(50, samples)
+    sizes = [samples] * 100
+    work = Work("lenet5", 3, 32, sizes, batch_size, device=flags.device, epochs=5)
+    yield head("round", "seconds")
+    total = 0.0
+    for t in range(5):
+        begun = time.perf_counter()
+        work.theta = work.ours().mean(0)
+        if flags.device == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - begun
+        total += seconds
+        yield line(t + 1, f"{seconds:.2f}")
+    yield line("all", f"{total:.2f}")
 
 
 # ------------------------------------------------------------------------------------------ main
@@ -505,13 +628,13 @@ def write(name: str, table: str) -> None:
 
 
 PARTS = {
-    "cpu": (step, lenet5, single, big, start, throughput, pfl, pfllib),
-    "cuda": (gpu, pfl, pfllib),
+    "cpu": (step, lenet5, single, big, start, throughput, pfl, pfllib, gpu, blazefl, costs),
+    "cuda": (gpu, blazefl, pfl, pfllib),
 }
 
 
 def main() -> None:
-    names = [part.__name__ for part in (*PARTS["cpu"], gpu)]
+    names = [part.__name__ for part in PARTS["cpu"]]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=PARTS, default="cpu")
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART")
@@ -522,13 +645,16 @@ def main() -> None:
     parser.add_argument("--before", help="a checkout of an older commit, measured beside this one")
     parser.add_argument("--write", action="store_true", help="into results/bench.md")
     flags = parser.parse_args()
+    if 0 < flags.rounds < 4:
+        parser.error(f"--rounds {flags.rounds}: choose at least 4, since the first and last differ")
     experiment.keep_heap()  # as every script does: page faults cost up to a third
     command = f"python tests/bench_trainer.py {' '.join(sys.argv[1:])}".strip()
     for path, word in ((flags.pfl_python, "PYTHON"), (flags.before, "CHECKOUT")):
         if path:  # of this machine: no reader's
             command = command.replace(path, word)
     for part in PARTS[flags.device]:
-        if flags.only and part.__name__ not in flags.only:
+        is_gpus = flags.device == "cpu" and part in (gpu, blazefl, costs)  # on request
+        if part.__name__ not in (flags.only or names) or is_gpus and not flags.only:
             continue
         title = f"{' '.join(part.__doc__.split())} {machine(flags.device)}."
         if flags.samples and part in (pfl, pfllib):

@@ -24,10 +24,10 @@ NODES = {
     "data.py": 3705,
     "user_files.py": 1320,
     "nets.py": 4105,
-    "fedavg_curriculum.py": 1630,
-    "client_curriculum.py": 2270,
-    "fedcl_fgn.py": 1355,
-    "fedcl_gmm_sync.py": 3120,
+    "fedavg_curriculum.py": 1690,
+    "client_curriculum.py": 2330,
+    "fedcl_fgn.py": 1360,
+    "fedcl_gmm_sync.py": 3170,
     "fedac_art.py": 2150,
 }
 SCRIPTS = (
