@@ -20,7 +20,7 @@ from pathlib import Path
 from errors import UsageError, first_line
 
 ROOT = Path(__file__).resolve().parent
-OURS = ("bases", "common", "data", "errors", "experiment", "nets", "results")
+OURS = ("bases", "chunks", "common", "data", "errors", "experiment", "nets", "results")
 OURS += ("client_curriculum", "fedac_art", "fedavg_curriculum", "fedcl_fgn", "fedcl_gmm_sync")
 OURS += ("stacks", "training", "user_files")
 

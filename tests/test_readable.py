@@ -15,14 +15,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES = {
-    "common.py": 1870,
+    "common.py": 1900,
     "bases.py": 1000,
+    "chunks.py": 700,
     "errors.py": 100,
     "training.py": 2220,
     "stacks.py": 900,
     "data.py": 3840,
     "user_files.py": 800,
-    "nets.py": 4030,
+    "nets.py": 4270,
     "fedavg_curriculum.py": 1450,
     "client_curriculum.py": 1990,
     "fedcl_fgn.py": 1355,
