@@ -23,7 +23,7 @@ NODES = {
     "stacks.py": 900,
     "data.py": 3840,
     "user_files.py": 800,
-    "nets.py": 4270,
+    "nets.py": 4600,
     "fedavg_curriculum.py": 1450,
     "client_curriculum.py": 1990,
     "fedcl_fgn.py": 1355,
