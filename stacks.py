@@ -1,7 +1,7 @@
 """Many clients as one model: the weights of `training.train_alone`, sooner.
 
-No reader of an algorithm needs this module, and neither does a user's own model. The clients of a
-`Stack` are independent, so one backward pass of the sum of their losses gives each its own
+No reader of an algorithm needs this module, and a user's own model only with --chunk. The clients
+of a `Stack` are independent, so one backward pass of the sum of their losses gives each its own
 gradient. tests/test_training.py holds both ways of training together. On a GPU, recording.py
 records the steps.
 """
@@ -115,7 +115,12 @@ class Stack:
         losses = self.local.losses(step, group.net, x, y, group.frozen, group.rows, share)
         gradients = [None]
         if losses.requires_grad:
-            gradients = torch.autograd.grad(losses.sum(), group.net.leaves, allow_unused=True)
+            gradients = torch.autograd.grad(
+                losses.sum(),
+                group.net.leaves,
+                allow_unused=True,
+                materialize_grads=self.model.is_plain and not self.local.weight_decay,
+            )
         if any(layer is None for layer in gradients):
             raise UsageError("a step's loss leaves out weights; wanted each layer in every step")
         K = len(losses)

@@ -24,7 +24,7 @@ from torch import Tensor
 from errors import NonFiniteError, UsageError, first_line, is_of_the_machine
 
 ROOT = Path(__file__).resolve().parent
-OURS = ("bases", "common", "data", "errors", "experiment", "nets", "results")
+OURS = ("bases", "chunks", "common", "data", "errors", "experiment", "nets", "results")
 OURS += ("client_curriculum", "fedac_art", "fedavg_curriculum", "fedcl_fgn", "fedcl_gmm_sync")
 OURS += ("recording", "stacks", "training", "user_files")
 

@@ -168,6 +168,7 @@ def conduct(command: Command, configs: list[Config], line: str) -> None:
     with joined_ranks(runs[0].device) as store, workers(runs) as pool:
         counts = build_all(settings)  # while the workers import
         announce_hours(runs)
+        suggest_chunk(runs)
         if command.folder is None:
             command.folder = on_first_rank(lambda: choose_folder(first, name))
         with locked(command.folder):
@@ -245,6 +246,16 @@ def build_all(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
                 run.initial()
         counts[setting] = federations[0].count_labels()
     return counts
+
+
+def suggest_chunk(runs: list[Run]) -> None:
+    """Says what --chunk would do, where a user's own model trains one client at a time on a GPU."""
+    for run in runs:
+        is_alone = run.trial == 0 and run.fl.model.is_plain and not run.config.chunk
+        if run.device == "cuda" and is_alone:
+            now = f"--model {run.config.model} trains one client at a time"
+            say(f"{now}; --chunk 16 would train 16 at once, several times as fast, if it can")
+            return
 
 
 def conclude(command: Command, settings: dict[str, list[Run]], counts: dict, about: dict) -> None:

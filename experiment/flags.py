@@ -144,7 +144,8 @@ class Config:
     )
     chunk: int = central(
         0,
-        "clients trained at once (0: chosen for the model). Torch's own layers train one at a time",
+        "clients trained at once (0: chosen for the model; one for a user's own). 16 may train a "
+        "user's model sooner: most on a GPU; on a CPU a small one, while a big one gets slower",
         low=0,
         high=10**6,
     )

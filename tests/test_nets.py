@@ -2,6 +2,7 @@
 
 import random
 import re
+from unittest import mock
 
 import numpy as np
 import ordinary
@@ -22,12 +23,88 @@ DOUBLE = torch.float64
 NETS = [(name, "batch") for name in ZOO] + [("fedgen-cnn", "group"), ("resnet9", "group")]
 
 
+@pytest.fixture
+def products(monkeypatch):
+    """In a test with this fixture the CPU computes what a GPU does, and does so at least once."""
+    multiply = mock.Mock(wraps=nets.multiply_patches)
+    monkeypatch.setattr(nets, "multiply_patches", multiply)
+    monkeypatch.setattr(nets, "PRODUCTS_ON", "cpu")
+    yield
+    assert multiply.called
+
+
 def run(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Logits (K, B, classes) of images (K, B, H, W, C) or text (1, B, L)."""
     return net.head(net.features(arrange(x)))
 
 
 # ---------------------------------------------------------------------------- our nets and torch's
+
+
+@pytest.mark.parametrize("stride", [1, 2, (2, 1)])
+@pytest.mark.parametrize("padding", [0, 1, (2, 1)])
+@pytest.mark.parametrize("kind", [nets.Conv2d, nets.PooledConv2d])
+def test_products_of_matrices_are_convolutions(kind, padding, stride, products):
+    """Of three clients with 32 channels: values and gradients of torch's own, client by client."""
+    torch.manual_seed(0)
+    layer = kind(32, 5, 3, stride=stride, padding=padding)
+    weight = torch.randn(3, 5, 32, 3, 3, dtype=DOUBLE, requires_grad=True)
+    bias = torch.randn(3, 5, dtype=DOUBLE, requires_grad=True)
+    x = torch.randn(3, 4, 8, 7, 32, dtype=DOUBLE, requires_grad=True)
+    layer.weight = nn.Parameter(weight)
+    layer.bias = nn.Parameter(bias)
+    found = layer(arrange(x)).unflatten(1, (3, 5)).transpose(0, 1)
+    expected = []
+    for images, w, b in zip(x, weight, bias, strict=True):
+        y = F.conv2d(images.permute(0, 3, 1, 2), w, b, stride, padding)
+        expected.append(F.max_pool2d(y, 2) if kind is nets.PooledConv2d else y)
+    expected = torch.stack(expected)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    signs = torch.randn_like(expected)
+    ours = torch.autograd.grad((found * signs).sum(), [x, layer.weight, layer.bias])
+    theirs = torch.autograd.grad((expected * signs).sum(), [x, weight, bias])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet9", "vgg11"])
+def test_a_net_of_products_trains_as_one_of_convolutions(name, products):
+    data, model, _ = ordinary.prepare(name, "batch")
+    thetas = perturb(model.init(3), 2)
+    batches = [np.array([[0, 1], [2, 3]]), np.array([[4, 5]])]
+    local = Local(0.01, momentum=0.9, seeds=[0, 0])
+    together = train(model, thetas, data, np.arange(2), batches, local, chunk=2)
+    for k, rows in enumerate(batches):
+        alone, _ = train_alone(model, thetas[k], data, rows, local, k)
+        torch.testing.assert_close(together.rows[k], alone, rtol=1e-9, atol=1e-10)
+
+
+@pytest.fixture(params=[True, False])
+def tf32(request):
+    """Whether a user lets cuDNN use TF32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = request.param
+    yield request.param
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def test_products_are_as_exact_as_convolutions(tf32, monkeypatch):
+    """Forwards and backwards cuDNN's switch decides. That of products is as before."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    seen = []
+    bmm = torch.bmm
+
+    def spy(*matrices):
+        seen.append(matmul.fp32_precision == "tf32")
+        return bmm(*matrices)
+
+    monkeypatch.setattr(torch, "bmm", spy)
+    x = torch.randn(2, 64, 4, 4)
+    weight = torch.randn(2, 5, 32, 3, 3, requires_grad=True)
+    nets.multiply_patches(x, weight, (1, 1), (1, 1)).sum().backward()
+    assert seen == [tf32, tf32]
+    assert matmul.fp32_precision == before and not matmul.allow_tf32
 
 
 @pytest.mark.parametrize("name, norm", NETS)

@@ -18,7 +18,7 @@ REFERENCE = (ROOT / "REFERENCE.md").read_text()
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 SHORT = ("--rounds", "2", "--trials", "1", "--jobs", "1")
 MODULES = ("bases", "common", "training", "recording", "stacks", "data", "nets", "errors")
-MODULES += ("user_files", "experiment")
+MODULES += ("user_files", "chunks", "experiment")
 every_script = pytest.mark.parametrize("script", SCRIPTS)
 
 
@@ -186,7 +186,8 @@ def test_arrows_go_one_way(name):
         "recording": {"stacks", "nets", "errors"},
         "training": {"recording", "stacks", "data", "nets", "errors"},
         "bases": {"training", "recording", "data", "nets", "errors"},
-        "common": {"bases", "training", "data", "nets", "errors"},
+        "chunks": {"training", "data", "nets", "errors"},
+        "common": {"bases", "chunks", "training", "data", "nets", "errors"},
         "experiment": {"bases", "common", "training", "errors", "data", "nets", "user_files"},
     }
     allowed = below.get(name, set(MODULES))

@@ -1,0 +1,133 @@
+"""Whether a user's own model may train many clients at once (--chunk), by torch.func.vmap.
+
+No reader of an algorithm needs this module. Clients that train at once share one Python module. So
+what the module keeps in Python, and Python's random numbers, are the same for all of them. That
+would be wrong without a word. `check_chunk` compares two clients before the first round.
+"""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from data import Data
+from errors import UsageError, first_line, is_of_the_machine
+from nets import Model, inputs, seed_libraries, seeded
+from training import Local, train_rows
+
+
+def check_chunk(model: Model, data: Data, local: Local) -> None:
+    """Raises UsageError unless two clients of a user's own model train at once as they do alone.
+
+    What Python keeps in a module, and its random numbers, are the same for all clients that train
+    at once. Sets what a stack must know of the model: `has_batch_norm` and `is_recordable`.
+    """
+    advice = "leave --chunk out, and clients train one at a time"
+    try:
+        with seeded(0), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            model.has_batch_norm = model.has_batch_norm or mixes_samples(model, data)
+            layer = layer_apart(model, data, local)
+    except Exception as error:
+        if is_of_the_machine(error):
+            raise
+        reason = first_line(error.__cause__ or error)
+        found = f"--chunk: the model cannot train two clients at once ({reason})"
+        raise UsageError(f"{found}; {advice}") from error
+    if layer:
+        found = f"two clients that train at once get another {layer} than each alone"
+        raise UsageError(f"--chunk: {found}; {advice}")
+    model.is_recordable = True
+
+
+@torch.no_grad()
+def mixes_samples(model: Model, data: Data) -> bool:
+    """Whether in training the logits of a sample depend on the others, with equal dropout."""
+
+    def logits(last: int) -> Tensor:
+        net = model.bind(model.init(0)[None], training=True)
+        seed_libraries(0)
+        return net.head(net.features(inputs(model, data, [0, 1, last])))[0, 0]
+
+    return not torch.equal(logits(2), logits(-1))
+
+
+def layer_apart(model: Model, data: Data, local: Local) -> str:
+    """Names a layer in which two clients get other weights alone than at once; "" if none.
+
+    They take a few steps of `local`. Their weights, samples and numbers of steps differ, and some
+    batches are short. If training is random, the steps are compared in evaluation mode. Raises
+    UsageError for random numbers of Python or NumPy, and if random training counts in Python.
+    """
+    few = replace(data, x_train=data.x_train[:8], y_train=data.y_train[:8])
+    places = np.arange(8) % len(few.y_train)
+    batches = [places[[[0, 1, 2], [3, 4, 5], [6, 7, 0]]], places[[[4, 2, 7], [1, 3, 5]]]]
+    for of_client in batches:
+        of_client[1, 2] = -1  # a short batch
+    thetas = torch.stack([model.init(0), model.init(1)])
+
+    def run(model: Model, chunk: int, seed: int = 0) -> Tensor:
+        some = replace(local, lr=0.01, seeds=[seed, seed])
+        return train_rows(model, thetas, few, batches, some, np.arange(2), chunk)[0]
+
+    alone = run(model, chunk=1)
+    found = random.random(), np.random.random()
+    seed_libraries(0)
+    if found != (random.random(), np.random.random()):
+        raise UsageError("it uses random numbers of Python or NumPy")
+    at_once = run(model, chunk=2)
+    is_random = first_apart(model, run(model, chunk=1, seed=1), alone, thetas)
+    if is_random:
+        if changed := changed_number(model, few):
+            raise UsageError(f"it changes its {changed}")
+        model = in_evaluation(model)
+        alone = run(model, chunk=1)
+        at_once = run(model, chunk=2)
+    return first_apart(model, at_once, alone, thetas)
+
+
+def first_apart(model: Model, found: Tensor, wanted: Tensor, begun: Tensor) -> str:
+    """Names the first layer of weights (K, P) that differs by more than 1 % of how it moved."""
+    layers = [rows.split(model.sizes, dim=1) for rows in (found, wanted, begun)]
+    rounding = 100 * torch.finfo(model.dtype).eps
+    for name, layer, of_wanted, of_begun in zip(model.shapes, *layers, strict=True):
+        moved = (of_wanted - of_begun).abs().max()
+        tolerance = moved / 100 + rounding * (1 + of_wanted.abs().max())
+        if not (layer - of_wanted).abs().max() <= tolerance:  # nor NaN
+            return name.removeprefix("net.")
+    return ""
+
+
+def changed_number(model: Model, data: Data) -> str:
+    """Names a number of Python that a forward pass in training changes in a module; "" if none."""
+    net = model.bind(model.init(0)[None], training=True)
+    before = numbers_of(net)
+    net.features(inputs(model, data, [0, -1]))
+    after = numbers_of(net)
+    changed = [name for name in after if before.get(name) != after[name]]
+    return changed[0].removeprefix("net.") if changed else ""
+
+
+def numbers_of(net: nn.Module) -> dict[str, float]:
+    """The numbers of Python that its modules hold, by name."""
+    numbers = {}
+    for path, module in net.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, int | float):
+                numbers[f"{path}.{name}"] = value
+    return numbers
+
+
+def in_evaluation(model: Model) -> Model:
+    """The same model, whose modules stay in evaluation mode, without dropout."""
+
+    def build() -> nn.Module:
+        net = model.build().eval()
+        net.train = lambda mode=True: net
+        return net
+
+    other = Model(build, model.device, model.dtype)
+    other.seed = model.seed
+    other.has_batch_norm = model.has_batch_norm
+    return other
