@@ -48,7 +48,7 @@ def mixes_samples(model: Model, data: Data) -> bool:
     def logits(last: int) -> Tensor:
         net = model.bind(model.init(0)[None], training=True)
         seed_libraries(0)
-        return net.head(net.features(inputs(model, data, [0, 1, last])))[0, 0]
+        return net.head(net.features(inputs(data, [0, 1, last], model.dtype)))[0, 0]
 
     return not torch.equal(logits(2), logits(-1))
 
@@ -103,7 +103,7 @@ def changed_number(model: Model, data: Data) -> str:
     """Names a number of Python that a forward pass in training changes in a module; "" if none."""
     net = model.bind(model.init(0)[None], training=True)
     before = numbers_of(net)
-    net.features(inputs(model, data, [0, -1]))
+    net.features(inputs(data, [0, -1], model.dtype))
     after = numbers_of(net)
     changed = [name for name in after if before.get(name) != after[name]]
     return changed[0].removeprefix("net.") if changed else ""
