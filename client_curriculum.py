@@ -600,7 +600,7 @@ def plot(df, folder) -> None:
     table = df.groupby(["setting", "trial"], sort=False)[["inside", "between"]].first()
     table.to_csv(folder / "consistency.csv")
     means = table.groupby("setting", sort=False).mean().round(3)
-    print(f"\nstd of the expert's loss inside clients, and of the clients' means\n{means}")
+    report.print_table(means, "std of the expert's loss inside clients, and of the clients' means")
 
 
 # The names are the paper's figures. If an option is given twice, the last one counts. What follows

@@ -54,7 +54,7 @@ import common
 import experiment
 from data import IS_TEXT, Data
 from errors import UsageError
-from experiment import flag
+from experiment import flag, report
 from nets import Model, arrange
 from recording import recordable
 
@@ -482,12 +482,14 @@ def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
                 tables.append(points.assign(method=run.method))
         if not tables:
             continue
+        shown = pd.concat(tables)
+        colors = {label: report.CLASSES[label % 10] for label in shown.label.unique()}
         grid = sns.relplot(
-            pd.concat(tables),
+            shown,
             x="x",
             y="y",
             hue="label",
-            palette="tab10",
+            palette=colors,
             row="method",
             col="client",
             height=2.9,

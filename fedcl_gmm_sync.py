@@ -700,8 +700,9 @@ def plot(df, folder: Path) -> None:
     table = rounds_to_fedavg(df)
     table.to_csv(folder / "table3.csv")
     if len(table):
-        print("\nto FedAvg's final accuracy: means over the trials that reach it, and how many do")
-        print(table.groupby(["setting", "method"], sort=False).agg(["mean", "count"]))
+        heading = "to FedAvg's final accuracy: means over the trials that reach it, and how many do"
+        by_method = table.groupby(["setting", "method"], sort=False)
+        report.print_table(by_method.agg(["mean", "count"]), heading, "never")
     if "phase" in df:
         df = df.dropna(subset="phase").rename(columns={"frozen": "frozen clients"})
         report.curves(df, folder / "phases.png", "phase", "frozen clients", "beta_T")

@@ -41,7 +41,7 @@ from .disk import (
     locked,
     written_aside,
 )
-from .flags import Config, parse
+from .flags import Config, parse, reads_alpha
 from .machine import gpu_fault, keep_heap
 from .ranks import joined_ranks, leave_group, on_first_rank, rank, ranks
 from .runs import Run, plan
@@ -258,6 +258,23 @@ def suggest_chunk(runs: list[Run]) -> None:
             return
 
 
+def title_of(config: Config, swept: list[str]) -> str:
+    """Returns the data set, how it is divided, and the model, in words.
+
+    Each setting names what differs between settings.
+    """
+    words = [Path(config.dataset).name]
+    if "dataset" in swept:
+        words = ["several data sets"]
+    if "partition" not in swept and not reads_alpha(config):
+        words.append(config.partition)
+    elif "partition" not in swept and "alpha" not in swept:
+        words.append(f"alpha {config.alpha:g}")
+    if "model" not in swept:
+        words.append(Path(config.model).name)
+    return ", ".join(words)
+
+
 def conclude(command: Command, settings: dict[str, list[Run]], counts: dict, about: dict) -> None:
     """Writes metrics.csv and tables; then figures, the script's own plots, and summary.json."""
     rows = []
@@ -268,19 +285,17 @@ def conclude(command: Command, settings: dict[str, list[Run]], counts: dict, abo
             rows += [row | {"setting": setting} for row in run.rows]
     runs = [*itertools.chain(*settings.values())]
     first = runs[0]
-    dataset = first.config.dataset
-    if "dataset" in command.swept:
-        dataset = "several data sets"  # each setting names its own
+    title = title_of(first.config, command.swept)
     with written_aside(command.folder) as folder:
         trials = f"{first.config.trials} trial" + "s" * (first.config.trials > 1)
-        df = report.write_metrics(rows, folder, f"{dataset}, {trials}")
+        df = report.write_metrics(rows, folder, f"{title}, {trials}")
         results = report.write_results(df, folder)
         tables = files_in(folder)
     for name in [*files_of_before(command.folder), "summary.json"]:  # it names the others
         if name not in tables:
             delete(command.folder / name)
     with written_aside(command.folder) as folder:
-        report.plot_partition(counts, folder, dataset)
+        report.plot_partition(counts, folder, title)
         if any(finite.values()):
             df = report.without_diverged(df)
             report.plot_all(df, folder)

@@ -151,7 +151,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_data()
 
-    def draw(df, path, **options):
+    def draw(df, path, *_, **__):
         path.write_bytes(b"png")
 
     monkeypatch.setattr(report, "plot", draw)
@@ -943,8 +943,8 @@ def test_results_of_a_command(work, capsys):
     written = {str(path) for path in Path("r").glob("*.*")}
     assert {f"r/{name}" for name in drawn | {"table.csv", "partition.csv"}} <= written
     assert len(checkpoints("r")) == 4
-    assert "tiny.npz, 2 trials, accuracy in %" in printed
-    assert "a - b, final: +0.00 [+0.00, +0.00] p 1\n" in printed and "results: r\n" in printed
+    assert "tiny.npz, alpha 0.1, lenet5, 2 trials, accuracy in %" in printed
+    assert "a - b, final: +0.00 [+0.00, +0.00], p 1\n" in printed and "results: r\n" in printed
 
 
 def test_partition_csv_is_what_the_first_trial_trains_on(work):
@@ -1122,7 +1122,7 @@ def test_only_a_folder_with_this_scripts_runs_is_resumed(work, capsys):
 
 def test_a_resumed_sweep_leaves_no_figure_of_the_one_before(work, monkeypatch):
     """Two arms have a difference, one has none."""
-    monkeypatch.setattr(report, "plot", lambda df, path, **options: path.write_bytes(b"png"))
+    monkeypatch.setattr(report, "plot", lambda df, path, *_, **__: path.write_bytes(b"png"))
     start("--out=r", "--method", "a", "b")
     (work / "r" / "mine.png").write_text("mine")
     assert (work / "r" / "differences.png").exists()
@@ -1449,7 +1449,7 @@ def test_summary_json_is_json(work, capsys):
         raise ValueError(word)
 
     start("--out=r", "--pull=inf", "--trials=1", "--method", "b", "a")
-    assert "tiny.npz, 1 trial," in capsys.readouterr().out
+    assert "lenet5, 1 trial," in capsys.readouterr().out
     summary = json.loads(Path("r/summary.json").read_text(), parse_constant=refuse)
     assert float(summary["config"]["a"]["pull"]) == float("inf")
 
@@ -1616,7 +1616,7 @@ def test_a_sweep_of_data_sets_is_not_titled_with_its_first(work, capsys):
     write_data("other.npz")
     start("--dataset", "tiny.npz", "other.npz", "--out=r")
     shown = capsys.readouterr().out
-    assert "several data sets, 2 trials" in shown
+    assert "several data sets, alpha 0.1, lenet5, 2 trials" in shown
     assert "dataset=other.npz" in shown
 
 

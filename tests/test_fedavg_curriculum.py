@@ -317,8 +317,9 @@ def test_more_rounds_may_follow_where_no_round_depends_on_their_number():
 def test_final_accuracies_are_drawn_and_their_gains_printed(tmp_path, monkeypatch, capsys):
     drawn = {}
 
-    def plot(df, path, **options):
-        drawn[path.name] = df[options["x"]].tolist()
+    def plot(df, path, panels, *_, **__):
+        [(x, _)] = panels
+        drawn[path.name] = df[x].tolist()
 
     monkeypatch.setattr(report, "plot", plot)
     rows = []

@@ -223,7 +223,7 @@ def test_a_run_leaves_its_tables_and_figures(tmp_path, data, capsys):
     assert {"accuracy.png", "fgn.png", "selection.csv", "targets.csv", "metrics.csv"} <= names
     table = pd.read_csv(tmp_path / "selection.csv")
     assert table.method.tolist() == ["fedavg+cl", "fedavg+cl-fim", "fedavg"]
-    assert "rounds_to" in capsys.readouterr().out
+    assert "rounds to goal" in capsys.readouterr().out
     costs = ["rounds_to", "uploads_to", "reached"]
     assert [*pd.read_csv(tmp_path / "targets.csv")] == ["setting", "target", "method", *costs]
 

@@ -13,18 +13,6 @@ from scipy.stats import ttest_rel
 from experiment import report
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """What `plot` is asked to draw: {file name: (df, options)}; nothing is drawn."""
-    figures = {}
-
-    def plot(df, path, **options):
-        figures[path.name] = (df, options)
-
-    monkeypatch.setattr(report, "plot", plot)
-    return figures
-
-
 def rows_of(accuracies: dict, setting="", rounds=1) -> list[dict]:
     """metrics.csv of methods {name: final accuracy by trial}; round t of R has t / R of it."""
     rows = []
@@ -216,7 +204,7 @@ def test_gains_of_rows_in_random_order(seed, capsys):
     report.print_gains(report.per_trial(frame(rows)), "c")
     printed = " ".join(capsys.readouterr().out.split())
     settings = [*methods_of(rows)]
-    words = ["setting", *settings, "method"]
+    words = [*settings]
     methods = dict.fromkeys(row["method"] for row in rows if row["method"] != "c")
     for method in methods:
         words.append(method)
@@ -230,7 +218,8 @@ def test_gains_of_rows_in_random_order(seed, capsys):
 def test_paired_curves_of_rows_in_random_order(seed):
     rows, runs = in_random_order(seed)
     found = {}
-    for row in report.paired_curves(frame(rows)).itertuples():
+    gaps, _ = report.paired_curves(frame(rows))
+    for row in gaps.itertuples():
         found[row.setting, row.method, row.trial, row.round] = row.gap
     expected = {}
     for setting, (first, *others) in methods_of(rows).items():
@@ -238,7 +227,7 @@ def test_paired_curves_of_rows_in_random_order(seed):
             of_a, of_b = runs[setting, first], runs[setting, other]
             for trial in {*of_a} & {*of_b}:
                 for t, gap in enumerate(of_a[trial] - of_b[trial]):
-                    expected[setting, f"{first} minus {other}", trial, t + 1] = gap
+                    expected[setting, other, trial, t + 1] = gap
     assert found == pytest.approx(expected)
 
 
@@ -252,7 +241,8 @@ def test_tables_are_printed_whole(capsys):
     assert "alpha=1 digits, 2 trials, accuracy in %" in printed
     words = " ".join(printed.split())
     assert f"{long} 55.00 +- 7.07 55.00 +- 7.07 7 1.5 b 60.00" in words
-    assert f"{long} - b, final: -5.00 [-68.53, +58.53] p 0.5\n" in printed
+    assert f"{long} - b, final: -5.00 [-68.53, +58.53], p 0.5\n" in printed
+    assert "not corrected" in printed
 
 
 def test_a_single_trial_has_no_interval(capsys):
@@ -347,25 +337,12 @@ def test_gains_over_a_control(capsys):
 def test_paired_curves_are_differences_within_trial_and_round():
     rows = rows_of(FOUR, rounds=3)
     rows[1]["accuracy"] = np.nan  # method a, trial 0, round 2 was not tested
-    gaps = report.paired_curves(frame(rows))
-    assert gaps.method.unique().tolist() == ["a minus b", "a minus c"]
+    gaps, first = report.paired_curves(frame(rows))
+    assert first == "a" and gaps.method.unique().tolist() == ["b", "c"]
     assert len(gaps) == 2 * (4 * 3 - 1)
-    of_b = gaps[(gaps.method == "a minus b") & (gaps.trial == 3)]
+    of_b = gaps[(gaps.method == "b") & (gaps.trial == 3)]
     assert of_b.gap.tolist() == pytest.approx([2 / 3, 4 / 3, 2])
-    assert gaps.index.is_unique
     assert report.student(of_b.gap)[1] > 2  # as wide as Student's, not one standard error
-
-
-def test_the_first_figure_is_of_differences_and_none_is_drawn_twice(drawn, tmp_path):
-    df = frame(rows_of(FOUR, rounds=3))
-    report.plot_all(df, tmp_path)
-    assert list(drawn) == ["differences.png", "accuracy.png"]
-    gaps, options = drawn["differences.png"]
-    assert options["errorbar"] is report.student and options["zero"]
-    assert gaps.attrs["title"] == "made up, 4 trials: paired differences, mean and 95 % interval"
-    drawn.clear()
-    report.plot_all(frame(rows_of({"a": [1.0]}, rounds=3)), tmp_path)
-    assert list(drawn) == ["accuracy.png"]
 
 
 def test_bands_stay_within_the_values_that_are_seen():
@@ -377,70 +354,236 @@ def test_bands_stay_within_the_values_that_are_seen():
     assert high == pytest.approx(np.mean(values) + np.std(values, ddof=1))
 
 
-@pytest.mark.parametrize("methods", [1, 2, 3])
-def test_many_settings_make_one_panel(methods, tmp_path, monkeypatch, capsys):
-    from matplotlib import pyplot
+# ---------------------------------------------------------------------- figures, read from the axes
 
-    figures = []
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The saved figures by file name. They are written, too."""
+    from matplotlib.figure import Figure
+
+    saved = {}
+    save = Figure.savefig
+
+    def keep(figure, path, **how):
+        saved[path.name] = figure
+        save(figure, path, **how)
+
     monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setattr(pyplot, "close", figures.append)
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return saved
+
+
+def curves_of(axis) -> list[list[tuple]]:
+    """The points of each line, rounded."""
+    return [[(round(x, 6), round(y, 6)) for x, y in line.get_xydata()] for line in axis.lines]
+
+
+def random_rows(trials: int, methods=("a", "b"), rounds=6) -> list[dict]:
+    """Rows of runs that differ in accuracy, in uploads and in samples a upload."""
+    rng = np.random.default_rng(trials)
+    rows = []
+    for k, method in enumerate(methods):
+        for trial in range(trials):
+            uploads = np.cumsum(rng.integers(1, 9, rounds))
+            for t, sent in enumerate(uploads.tolist()):
+                row = {"setting": "-", "method": method, "trial": trial, "round": t + 1}
+                row |= {"accuracy": rng.uniform(0, 99), "uploads": sent, "seconds": 1.0}
+                rows.append(row | {"samples": sent * (k + 2)})
+    return rows
+
+
+def means_by_hand(rows: list[dict], method: str, x: str, y: str) -> list[tuple]:
+    """The mean over trials of x and of y after each round."""
+    points = {}
+    for row in rows:
+        if row["method"] == method:
+            points.setdefault(row["round"], []).append((row[x], row[y]))
+    return [tuple(round(float(v), 6) for v in np.mean(points[t], axis=0)) for t in sorted(points)]
+
+
+@pytest.mark.parametrize("trials", [1, 3, 6])
+def test_lines_are_means_of_the_rows_over_rounds_and_over_costs(trials, figures, tmp_path):
+    """Fewer than five trials are drawn one by one, more as a band."""
+    rows = random_rows(trials)
+    report.plot_all(frame(rows), tmp_path)
+    assert [*figures] == ["cost.png", "differences.png", "accuracy.png"]
+    by_uploads, by_samples = figures["cost.png"].axes
+    [by_round] = figures["accuracy.png"].axes
+    panels = {"uploads": by_uploads, "samples": by_samples, "round": by_round}
+    for x, axis in panels.items():
+        lines = curves_of(axis)
+        singles = 2 * trials * (1 < trials < 5)
+        assert len(lines) == 2 + singles
+        assert len(axis.collections) == 2 * (trials >= 5)
+        for method in "ab":
+            assert means_by_hand(rows, method, x, "accuracy") in lines
+    if trials == 3:
+        run = [row for row in rows if row["method"] == "b" and row["trial"] == 2]
+        points = [(row["uploads"], round(row["accuracy"], 6)) for row in run]
+        assert points in curves_of(by_uploads)
+
+
+def test_samples_are_a_cost_of_their_own_only_if_they_differ_from_uploads(figures, tmp_path):
+    rows = random_rows(2)
+    for row in rows:
+        row["samples"] = 7 * row["uploads"]
+    report.plot_all(frame(rows), tmp_path)
+    assert [axis.get_xlabel().split(":")[0] for axis in figures["cost.png"].axes] == ["uploads"]
+
+
+@pytest.mark.parametrize("trials", [3, 6])
+def test_limits_of_differences_come_from_what_is_drawn(trials, figures, tmp_path):
+    rows = random_rows(trials)
+    report.plot_all(frame(rows), tmp_path)
+    [axis] = figures["differences.png"].axes
+    low, high = axis.get_ylim()
+    gaps = {}
+    for a in rows[: len(rows) // 2]:
+        for b in rows[len(rows) // 2 :]:
+            if (a["trial"], a["round"]) == (b["trial"], b["round"]):
+                gaps.setdefault(a["round"], []).append(a["accuracy"] - b["accuracy"])
+    seen = np.array([*gaps.values()])
+    if trials >= 5:
+        test = ttest_rel(seen, np.zeros_like(seen), axis=1).confidence_interval(0.95)
+        seen = np.array([test.low, test.high])
+    assert low <= min(0, seen.min()) and high >= max(0, seen.max())
+    assert high - low < 1.15 * (max(0, seen.max()) - min(0, seen.min()))
+
+
+LONG = "client-power-of-choice+data-anti"
+
+
+@pytest.mark.parametrize("methods", [1, 2, 12, 30])
+def test_names_at_lines_are_apart_and_within_the_figure(methods, figures, tmp_path):
+    from matplotlib.text import Text
+
+    names = [f"{LONG}-{i}" for i in range(methods)]
+    finals = {name: [50.0 + 0.01 * i] for i, name in enumerate(names)}  # the lines are together
+    report.plot_all(frame(rows_of(finals, rounds=2)), tmp_path)
+    for figure in figures.values():
+        figure.draw_without_rendering()
+        for axis in figure.axes:
+            boxes = [Text.get_window_extent(label) for label in axis.texts]  # no leaders
+            for a, b in itertools.combinations(boxes, 2):
+                assert a.y1 <= b.y0 or b.y1 <= a.y0
+            assert max(box.x1 for box in boxes) <= figure.bbox.x1
+            assert axis.bbox.width > 0.25 * figure.bbox.width
+    shown = {label.get_text() for label in figures["accuracy.png"].axes[0].texts}
+    assert shown == {*names}
+
+
+def test_a_method_has_one_colour_in_all_figures(figures, tmp_path):
+    """Also if another method diverged, and is drawn nowhere."""
+    rows = rows_of({name: [5.0, 6.0] for name in "abcd"}, rounds=2)
+    for row in rows:
+        row["diverged"] = 1 if row["method"] == "b" else np.nan
+    df = report.without_diverged(report.write_metrics(rows, tmp_path, "digits"))
+    report.plot_all(df, tmp_path)
+    report.dots(report.per_trial(df).reset_index(), tmp_path / "dots.png", "final")
+    colors = {}
+    for figure in figures.values():
+        for label in figure.axes[0].texts:
+            name = label.get_text().removeprefix("minus ")
+            colors.setdefault(name, set()).add(label.get_color())
+    assert {*colors} == {*"acd"}
+    assert [len(found) for found in colors.values()] == [1, 1, 1]
+    assert len(set.union(*colors.values())) == 3
+    drawn = {line.get_color() for line in figures["dots.png"].axes[0].lines}
+    assert drawn == set.union(*colors.values())
+
+
+def test_one_round_is_seen(figures, tmp_path):
+    report.plot_all(frame(rows_of({"a": [5.0]})), tmp_path)
+    assert [*figures] == ["cost.png", "accuracy.png"]
+    for figure in figures.values():
+        assert figure.axes[0].lines[0].get_marker() == "o"
+
+
+def test_rounds_without_a_test_and_marked_rounds(figures, tmp_path):
+    rows = random_rows(2)
+    for row in rows:
+        row["marked"] = int(row["round"] in (2, 5)) if row["method"] == "a" else np.nan
+        if row["round"] % 2:
+            row["accuracy"] = np.nan
+    report.curves(frame(rows), tmp_path / "c.png", "uploads", "accuracy", marks="marked")
+    top, bottom = figures["c.png"].axes
+    wanted = [(r["round"], r["uploads"]) for r in rows if r["marked"] == 1]
+    assert wanted in curves_of(top)
+    assert [x for x, _ in curves_of(bottom)[0]] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("methods", [1, 2, 3])
+def test_many_settings_make_one_panel(methods, figures, tmp_path, capsys):
     some = dict([*FOUR.items()][:methods])
-    rows = [row for k in range(30) for row in rows_of(some, f"alpha={k}")]
+    rows = [row for k in range(30) for row in rows_of(some, f"alpha={k}", rounds=3)]
     report.plot_all(frame(rows), tmp_path)
     report.curves(frame(rows), tmp_path / "own.png", "accuracy", "uploads")
     assert [path.name for path in tmp_path.iterdir()] == ["summary.png"]
-    [[axis]] = [figure.axes for figure in figures]
-    assert len(axis.get_yticks()) == 30
+    [axis] = figures["summary.png"].axes
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == [f"alpha={k}" for k in range(30)]
+    shown = {round(x, 6) for line in axis.lines for x in line.get_xdata()}
+    if methods == 1:
+        assert shown == {*FOUR["a"], 4.625}
+    else:
+        assert {1, 0.5, 2} <= shown  # a - b after the last round
     printed = capsys.readouterr().out
     assert "summary.png shows all settings" in printed
     assert "own.png is not drawn: it would have 60 panels, more than 24" in printed
 
 
-def test_the_summary_shows_the_differences_after_the_last_round(drawn, tmp_path):
-    report.plot_summary(frame(rows_of(FOUR, rounds=3)), tmp_path / "summary.png")
-    shown, _ = drawn["summary.png"]
-    assert shown.gap.tolist() == pytest.approx([1, 0.5, 0.5, 2, 0.5, 0.1, 0.1, 0.8])
-
-
-def test_who_loses_is_drawn_where_it_is_known(drawn, tmp_path):
+def test_who_loses_is_drawn_where_it_is_known(figures, tmp_path):
     df = frame(rows_of(FOUR, rounds=2)).assign(own_mean=5.0, own_worst_tenth=1.0)
     report.plot_all(df, tmp_path)
-    shown, options = drawn["own_accuracy.png"]
-    assert options["row"] == "column" and shown["column"].nunique() == 2
-    means = shown[shown["column"] == "mean of all clients, %"]
-    assert set(means["value"]) == {5}
-    assert "own mix" in shown.attrs["title"] and "own mix" not in df.attrs["title"]
+    figure = figures["own_accuracy.png"]
+    shown = {axis.get_ylabel(): axis.lines[0].get_ydata().tolist() for axis in figure.axes}
+    assert shown == {"mean of all clients, %": [5, 5], "mean of the worst tenth, %": [1, 1]}
+    assert "own mix" in figure.get_suptitle() and "own mix" not in df.attrs["title"]
 
 
-def test_partition_is_written_by_setting(drawn, tmp_path):
+def test_partition_is_written_by_setting(figures, tmp_path):
     counts = np.array([[3, 0], [1, 2]])
     report.plot_partition({"alpha=1": counts, "alpha=2": counts[::-1]}, tmp_path, "digits")
     table = pd.read_csv(tmp_path / "partition.csv")
     second = table[table.setting == "alpha=2"]
     rows = second[["client", "class", "samples"]].to_numpy().tolist()
     assert rows == [[0, 0, 1], [0, 1, 2], [1, 0, 3]]
-    assert drawn["partition.png"][0].attrs["title"].startswith("digits, first trial")
+    assert figures["partition.png"].get_suptitle().startswith("digits, first trial")
 
 
-def test_figures_are_files_with_titles_and_units(tmp_path, monkeypatch):
-    from matplotlib import pyplot
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (7, 10), (128, 10), (10_000, 100)])
+def test_bars_are_the_samples_of_the_largest_clients_first(clients, classes, figures, tmp_path):
+    rng = np.random.default_rng(clients)
+    counts = rng.poisson(3, (clients, classes)) * rng.integers(1, 9, (clients, 1))
+    counts[:, 0] += 1  # nobody is empty
+    report.plot_partition({"-": counts}, tmp_path, "digits")
+    axis = figures["partition.png"].axes[0]
+    heights = np.array([[bar.get_height() for bar in bars] for bars in axis.containers]).T
+    assert len(heights) == min(clients, 40)
+    sizes = heights.sum(1).tolist()
+    assert sizes == sorted(sizes, reverse=True)
+    assert (sizes[0], sizes[-1]) == (counts.sum(1).max(), counts.sum(1).min())
+    whole = {tuple(row) for row in counts.tolist()}
+    assert all(tuple(row) in whole for row in heights.tolist())
+    tops = [bars[0].get_y() + bars[0].get_height() for bars in axis.containers]
+    assert tops == np.cumsum(heights[0]).tolist()
+    if classes <= 10:
+        named = {text.get_text() for text in axis.get_legend().get_texts()}
+        assert named == {str(label) for label in range(classes)}
 
-    figures = []
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setattr(pyplot, "close", figures.append)
+
+def test_figures_are_light_files_with_titles_and_units(figures, tmp_path):
     df = frame(rows_of(FOUR, "alpha=1", rounds=3) + rows_of(FOUR, "alpha=2", rounds=3))
     report.plot_all(df, tmp_path)
     report.curves(df, tmp_path / "two.png", "accuracy", "uploads")
-    bars = {"x": "final", "y": "method", "kind": "bar", "errorbar": "sd"}
-    report.plot(report.per_trial(df).reset_index(), tmp_path / "bars.png", **bars)
-    names = {path.name for path in tmp_path.glob("*.png") if path.stat().st_size > 5000}
-    assert names == {"differences.png", "accuracy.png", "two.png", "bars.png"}
-    differences, accuracy, two, bar = figures
-    assert "95 % interval" in differences.get_suptitle()
-    assert bar.get_suptitle() == "made up, 4 trials"
-    assert "mean ± standard deviation" in accuracy.get_suptitle()
-    left, right = accuracy.axes
+    sizes = [path.stat().st_size for path in tmp_path.glob("*.png")]
+    assert len(sizes) == 4 and min(sizes) > 5_000 and max(sizes) < 300_000
+    assert all(figure.get_figwidth() == 7 for figure in figures.values())  # legible at 700 pixels
+    for figure in figures.values():
+        assert figure.get_suptitle().startswith("made up, 4 trials")
+    left, right = figures["accuracy.png"].axes
     assert (left.get_title(), right.get_title()) == ("alpha=1", "alpha=2")
     assert left.get_ylabel() == "test accuracy in %" and left.get_xlabel() == "round"
-    assert len(two.axes) == 4 and two.axes[0].get_title() == "test accuracy in %\nalpha=1"
-    assert bar.axes[0].get_xlabel() == "final test accuracy in %"
+    assert left.get_ylim() == right.get_ylim()
+    assert len(figures["two.png"].axes) == 4
