@@ -251,7 +251,8 @@ def build_all(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
 def suggest_chunk(runs: list[Run]) -> None:
     """Says what --chunk would do, where a user's own model trains one client at a time on a GPU."""
     for run in runs:
-        is_alone = run.trial == 0 and run.fl.model.is_plain and not run.config.chunk
+        is_own = ":" in run.config.model  # vmap knows no LSTM, which is the built-in plain model
+        is_alone = run.trial == 0 and is_own and run.fl.model.is_plain and not run.config.chunk
         if run.device == "cuda" and is_alone:
             now = f"--model {run.config.model} trains one client at a time"
             say(f"{now}; --chunk 16 would train 16 at once, several times as fast, if it can")
