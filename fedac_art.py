@@ -54,7 +54,7 @@ import common
 import experiment
 from data import IS_TEXT, Data
 from errors import UsageError
-from experiment import flag, report
+from experiment import figures, flag
 from nets import Model, arrange
 from recording import recordable
 
@@ -483,7 +483,7 @@ def draw(settings: dict[str, list[experiment.Run]], folder: Path) -> None:
         if not tables:
             continue
         shown = pd.concat(tables)
-        colors = {label: report.CLASSES[label % 10] for label in shown.label.unique()}
+        colors = {label: figures.CLASSES[label % 10] for label in shown.label.unique()}
         grid = sns.relplot(
             shown,
             x="x",

@@ -69,7 +69,7 @@ import experiment
 import training
 from data import IS_TEXT, Data
 from errors import UsageError
-from experiment import flag, report
+from experiment import figures, flag, report
 from nets import LINEAR_HEAD
 from recording import recordable
 
@@ -161,14 +161,13 @@ class Config(experiment.Config):
 
     def work(self, n: int) -> experiment.Work:
         """Returns about what a run does: all batches are full, and FedCL scores its clients."""
-        held = self.data_share * n
         clients = self.rounds * self.clients_per_round
         steps = clients * self.local_steps
         work = experiment.Work(steps, steps * self.batch_size)
         if has_generator(self):
             work.seconds = 0.3 * self.rounds  # it learns, and mixtures are fitted
         if is_fedcl(self):
-            work.scored = clients * held / self.clients
+            work.scored = clients * self.data_share * n / self.clients
         return work
 
     def reads_rounds(self) -> bool:
@@ -705,7 +704,7 @@ def plot(df, folder: Path) -> None:
         report.print_table(by_method.agg(["mean", "count"]), heading, "never")
     if "phase" in df:
         df = df.dropna(subset="phase").rename(columns={"frozen": "frozen clients"})
-        report.curves(df, folder / "phases.png", "phase", "frozen clients", "beta_T")
+        figures.curves(df, folder / "phases.png", "phase", "frozen clients", "beta_T")
 
 
 def rounds_to_fedavg(df):

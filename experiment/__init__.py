@@ -10,14 +10,14 @@ they say all that a script must know. A command goes through these modules:
 5. disk.py: `claim` makes the folder this command's
 6. workers.py: `train_all` has every run trained, in workers, in torchrun's ranks, or here
 7. runs.py: `train` calls the script's `federate`, which loops over `Run.rounds`
-8. report.py: tables and figures
+8. report.py: tables, and figures.py
 
 script.py says what a script and a command are, and weights.py how `trained` and --init get final
 weights. costs.py estimates how long a command takes. machine.py knows memory and GPUs, ranks.py
 torchrun's processes, terminal.py what is shown.
 """
 
-from . import report
+from . import figures, report
 from .command import main, stop
 from .costs import Work
 from .flags import Config, about_flag, flag, parse
@@ -33,6 +33,7 @@ __all__ = [
     "Script",
     "Work",
     "about_flag",
+    "figures",
     "flag",
     "keep_heap",
     "main",

@@ -28,7 +28,7 @@ import torch
 from errors import GPU_ERRORS, NonFiniteError, UsageError, first_line, is_out_of_memory
 from user_files import OURS, ROOT, is_ours
 
-from . import report
+from . import figures, report
 from .costs import HOUR, Cost, cost_of
 from .disk import (
     check_folder,
@@ -296,18 +296,18 @@ def conclude(command: Command, settings: dict[str, list[Run]], counts: dict, abo
         if name not in tables:
             delete(command.folder / name)
     with written_aside(command.folder) as folder:
-        report.plot_partition(counts, folder, title)
+        figures.plot_partition(counts, folder, title)
         if any(finite.values()):
             df = report.without_diverged(df)
-            report.plot_all(df, folder)
+            figures.plot_all(df, folder)
             if command.script.plot:
                 command.script.plot(df, folder)
             if command.script.draw:
                 command.script.draw(finite, folder)
-        figures = files_in(folder)
+        pictures = files_in(folder)
     configs = {run.method: vars(run.config) for run in reversed(runs)}  # of its first run
     summary = about | {"swept": command.swept, "config": configs} | first.environment | results
-    summary["files"] = tables + figures
+    summary["files"] = tables + pictures
     if first.device == "cuda":
         summary["card"] = torch.cuda.get_device_name()
     in_words = json.loads(json.dumps(summary), parse_constant=str)  # JSON has no infinity

@@ -113,10 +113,16 @@ def cost_of(configs: Iterable, may_read=False) -> Cost:
     return total
 
 
-def cost_of_command(configs: list) -> Cost:
-    """Returns the cost of a command line's configs. Equal ones are trained once."""
+def price_tag(configs: list) -> str:
+    """Returns ": 12,000 local steps, 3 h on one core, 9 min on an H100", as far as it is known.
+
+    configs  a command line's. Equal ones are trained once
+    """
     runs = {repr(config.results_depend_on()): config for config in configs}
-    return cost_of(runs.values())
+    cost = cost_of(runs.values())
+    if not cost.steps > 0:  # NaN: of a data set that is not known
+        return ""
+    return ", ".join([f": {cost.steps:,.0f} local steps", *filter(None, [cost.on(1)])])
 
 
 def size_of(config, may_read: bool) -> tuple[float, float, tuple]:

@@ -21,7 +21,7 @@ from errors import UsageError
 from nets import NETS
 from user_files import is_own
 
-from .costs import Work, cost_of_command
+from .costs import Work, price_tag
 from .machine import gpu_fault
 
 LARGEST = 1e18  # of a float: products of two such numbers still fit into float32
@@ -346,14 +346,6 @@ def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list,
         config.check()
         configs.append(config)
     return configs, [name for name, values in grid.items() if len(values) > 1]
-
-
-def price_tag(configs: list[Config]) -> str:
-    """Returns ": 12,000 local steps, 3 h on one core, 9 min on an H100", as far as it is known."""
-    cost = cost_of_command(configs)
-    if not cost.steps > 0:  # NaN: of a data set that is not known
-        return ""
-    return ", ".join([f": {cost.steps:,.0f} local steps", *filter(None, [cost.on(1)])])
 
 
 def make_parser(config_class, presets: dict, example: str) -> Parser:

@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import experiment  # noqa: E402
-from experiment import report  # noqa: E402
+from experiment import figures  # noqa: E402
 
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 SHORT = """--dataset=tiny.npz --device=cpu --jobs=1 --clients=4 --clients-per-round=2 --rounds=1
@@ -176,7 +176,7 @@ def in_a_folder():
         write_tiny(Path(top))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(mock.patch.object(report, "plot", draw_nothing))
+        stack.enter_context(mock.patch.object(figures, "plot", draw_nothing))
         stack.enter_context(mock.patch("matplotlib.figure.Figure.savefig", draw_nothing))
         stack.enter_context(mock.patch.multiple(gmm, TEACHING_STEPS=2, TEACHING_BATCH=8))
         stack.enter_context(mock.patch("os.fsync"))

@@ -37,7 +37,7 @@ import experiment
 import fedcl_fgn
 import nets
 from errors import NonFiniteError, UsageError
-from experiment import flag, report
+from experiment import figures, flag
 
 ROOT = Path(experiment.__file__).parent.parent
 SCRIPTS = [
@@ -154,7 +154,7 @@ def work(tmp_path, monkeypatch):
     def draw(df, path, *_, **__):
         path.write_bytes(b"png")
 
-    monkeypatch.setattr(report, "plot", draw)
+    monkeypatch.setattr(figures, "plot", draw)
     data.read_data.cache_clear()
     return tmp_path
 
@@ -1122,7 +1122,7 @@ def test_only_a_folder_with_this_scripts_runs_is_resumed(work, capsys):
 
 def test_a_resumed_sweep_leaves_no_figure_of_the_one_before(work, monkeypatch):
     """Two arms have a difference, one has none."""
-    monkeypatch.setattr(report, "plot", lambda df, path, *_, **__: path.write_bytes(b"png"))
+    monkeypatch.setattr(figures, "plot", lambda df, path, *_, **__: path.write_bytes(b"png"))
     start("--out=r", "--method", "a", "b")
     (work / "r" / "mine.png").write_text("mine")
     assert (work / "r" / "differences.png").exists()
@@ -1138,7 +1138,7 @@ def test_no_summary_of_the_command_before_is_left_where_figures_fail(work, monke
     def fill_disk(*args, **options):
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(report, "plot", fill_disk)
+    monkeypatch.setattr(figures, "plot", fill_disk)
     with pytest.raises(SystemExit):
         start("--out=r", "--resume")
     assert len(table("r")) == 16

@@ -15,7 +15,7 @@ import common
 import fedac_art
 from data import Data, from_arrays, load_data
 from errors import UsageError
-from experiment import report
+from experiment import figures
 from fedac_art import fuzzy_art, small_clusters
 from nets import build_model
 from results.fedac_art import controls
@@ -86,7 +86,7 @@ def draw_nothing(*args, **options) -> None:
 @pytest.fixture
 def quiet(monkeypatch):
     """No figures: they have tests of their own."""
-    monkeypatch.setattr(report, "plot", draw_nothing)
+    monkeypatch.setattr(figures, "plot", draw_nothing)
     monkeypatch.setattr(fedac_art, "draw", draw_nothing)
 
 

@@ -30,7 +30,7 @@ from algorithm_1 import (
 import bases
 import fedavg_curriculum as script
 import training
-from experiment import report
+from experiment import figures
 
 ROOT = Path(script.__file__).parent
 FAMILIES = ("linear", "quadratic", "root", "step", "exponential")
@@ -45,7 +45,7 @@ def data_file(tmp_path_factory):
 def called_by_its_name(monkeypatch):
     """And without figures, which take seconds."""
     monkeypatch.setattr(sys, "argv", ["fedavg_curriculum.py"])
-    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+    monkeypatch.setattr(figures, "plot", lambda *args, **options: None)
 
 
 def rng(seed=0):
@@ -322,7 +322,7 @@ def test_final_accuracies_are_drawn_and_their_gains_printed(tmp_path, monkeypatc
         [(x, _)] = panels
         drawn[path.name] = df[x].tolist()
 
-    monkeypatch.setattr(report, "plot", plot)
+    monkeypatch.setattr(figures, "plot", plot)
     rows = []
     for order, accuracies in {"anti": (9.0, 2.0), "vanilla": (4.0, 5.0)}.items():
         for t, accuracy in enumerate(accuracies):

@@ -32,7 +32,7 @@ import common
 import fedavg_curriculum as script
 import training
 from data import load_data
-from experiment import report
+from experiment import figures
 from results.fedavg_curriculum import authors, explain, exposure, rivals, schedule
 
 ROOT = Path(script.__file__).parent
@@ -50,7 +50,7 @@ def data_file(tmp_path_factory):
 def without_figures(monkeypatch):
     """They take seconds."""
     monkeypatch.setattr(sys, "argv", ["a study"])
-    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+    monkeypatch.setattr(figures, "plot", lambda *args, **options: None)
 
 
 def rng(seed=0):
@@ -308,7 +308,7 @@ def test_the_authors_c_takes_the_whole_mean_of_the_clients_changes(data_file):
 
 
 @pytest.fixture
-def figures(monkeypatch):
+def saved(monkeypatch):
     """What is saved as a figure: file name -> the figure."""
     from matplotlib.figure import Figure
 
@@ -331,12 +331,12 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     assert stop.value.code == 5 and len(lines) == 1 and "file" in lines[0]
 
 
-def test_the_picture_shows_the_schedule(tmp_path, capsys, figures):
+def test_the_picture_shows_the_schedule(tmp_path, capsys, saved):
     orders = ["curriculum", "shuffled", "weighted"]
     flags = ["--batch-size", "10", "--epochs", "2", "--order", *orders, "--pacing-a", "0.6"]
     schedule.main([*flags, "--out", str(tmp_path)])
     assert (tmp_path / "schedule.png").stat().st_size > 5000
-    first, *others = figures["schedule.png"].axes
+    first, *others = saved["schedule.png"].axes
     for family, line in zip(FAMILIES, first.lines, strict=True):
         assert line.get_label() == family
         wanted = []

@@ -11,7 +11,7 @@ from fedcl_loops import FLAGS, Loops, assert_same_rows, load_state, read, write_
 from matplotlib.figure import Figure
 
 import fedcl_fgn as fgn
-from experiment import report
+from experiment import figures
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def data(tmp_path_factory) -> str:
 @pytest.fixture
 def quiet(monkeypatch):
     """No figures: they have tests of their own."""
-    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+    monkeypatch.setattr(figures, "plot", lambda *args, **options: None)
 
 
 def launch(folder, *flags) -> list[dict]:

@@ -8,7 +8,7 @@ from algorithm_1 import OFF, QUICK, SMALL, command, compare_with_literal, metric
 
 import client_curriculum
 import fedavg_curriculum
-from experiment import report
+from experiment import figures
 from results.client_curriculum import rivals as client_rivals
 from results.fedavg_curriculum import exposure
 
@@ -58,7 +58,7 @@ def own(tmp_path, monkeypatch):
     """Is in own.py of the working directory. Figures take seconds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["a script"])
-    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+    monkeypatch.setattr(figures, "plot", lambda *args, **options: None)
     (tmp_path / "own.py").write_text(OWN)
     return tmp_path
 

@@ -17,7 +17,7 @@ import torch
 from ordinary import load_plain as load
 from torch.nn.utils import parameters_to_vector
 
-from experiment import report
+from experiment import figures
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDERS = ["curriculum", "anti", "random", "vanilla"]
@@ -134,7 +134,7 @@ def run_script(name: str, words: list[str], trial: int, folder: Path) -> tuple:
 @pytest.mark.parametrize("number", range(SETTINGS))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_program_gives_the_numbers_of_its_script(name, number, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "plot", lambda *args, **options: None)  # no figures
+    monkeypatch.setattr(figures, "plot", lambda *args, **options: None)  # no figures
     words = random_settings(name)[number]
     trial = int(number == 1)
     wanted_rows, wanted_theta = run_script(name, words, trial, tmp_path / "out")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
-from experiment import report
+from experiment import figures, report
 
 
 def rows_of(accuracies: dict, setting="", rounds=1) -> list[dict]:
@@ -218,7 +218,7 @@ def test_gains_of_rows_in_random_order(seed, capsys):
 def test_paired_curves_of_rows_in_random_order(seed):
     rows, runs = in_random_order(seed)
     found = {}
-    gaps, _ = report.paired_curves(frame(rows))
+    gaps, _ = figures.paired_curves(frame(rows))
     for row in gaps.itertuples():
         found[row.setting, row.method, row.trial, row.round] = row.gap
     expected = {}
@@ -337,7 +337,7 @@ def test_gains_over_a_control(capsys):
 def test_paired_curves_are_differences_within_trial_and_round():
     rows = rows_of(FOUR, rounds=3)
     rows[1]["accuracy"] = np.nan  # method a, trial 0, round 2 was not tested
-    gaps, first = report.paired_curves(frame(rows))
+    gaps, first = figures.paired_curves(frame(rows))
     assert first == "a" and gaps.method.unique().tolist() == ["b", "c"]
     assert len(gaps) == 2 * (4 * 3 - 1)
     of_b = gaps[(gaps.method == "b") & (gaps.trial == 3)]
@@ -348,7 +348,7 @@ def test_paired_curves_are_differences_within_trial_and_round():
 def test_bands_stay_within_the_values_that_are_seen():
     rng = np.random.default_rng(0)
     for values in ([1.0, 1.0, 0.0], [128.0, 16.0, 16.0], rng.normal(size=50)):
-        low, high = report.spread(pd.Series(values))
+        low, high = figures.spread(pd.Series(values))
         assert min(values) <= low < np.mean(values) < high <= max(values)
     assert low == pytest.approx(np.mean(values) - np.std(values, ddof=1))
     assert high == pytest.approx(np.mean(values) + np.std(values, ddof=1))
@@ -358,7 +358,7 @@ def test_bands_stay_within_the_values_that_are_seen():
 
 
 @pytest.fixture
-def figures(monkeypatch):
+def saved(monkeypatch):
     """The saved figures by file name. They are written, too."""
     from matplotlib.figure import Figure
 
@@ -403,13 +403,13 @@ def means_by_hand(rows: list[dict], method: str, x: str, y: str) -> list[tuple]:
 
 
 @pytest.mark.parametrize("trials", [1, 3, 6])
-def test_lines_are_means_of_the_rows_over_rounds_and_over_costs(trials, figures, tmp_path):
+def test_lines_are_means_of_the_rows_over_rounds_and_over_costs(trials, saved, tmp_path):
     """Fewer than five trials are drawn one by one, more as a band."""
     rows = random_rows(trials)
-    report.plot_all(frame(rows), tmp_path)
-    assert [*figures] == ["cost.png", "differences.png", "accuracy.png"]
-    by_uploads, by_samples = figures["cost.png"].axes
-    [by_round] = figures["accuracy.png"].axes
+    figures.plot_all(frame(rows), tmp_path)
+    assert [*saved] == ["cost.png", "differences.png", "accuracy.png"]
+    by_uploads, by_samples = saved["cost.png"].axes
+    [by_round] = saved["accuracy.png"].axes
     panels = {"uploads": by_uploads, "samples": by_samples, "round": by_round}
     for x, axis in panels.items():
         lines = curves_of(axis)
@@ -424,19 +424,19 @@ def test_lines_are_means_of_the_rows_over_rounds_and_over_costs(trials, figures,
         assert points in curves_of(by_uploads)
 
 
-def test_samples_are_a_cost_of_their_own_only_if_they_differ_from_uploads(figures, tmp_path):
+def test_samples_are_a_cost_of_their_own_only_if_they_differ_from_uploads(saved, tmp_path):
     rows = random_rows(2)
     for row in rows:
         row["samples"] = 7 * row["uploads"]
-    report.plot_all(frame(rows), tmp_path)
-    assert [axis.get_xlabel().split(":")[0] for axis in figures["cost.png"].axes] == ["uploads"]
+    figures.plot_all(frame(rows), tmp_path)
+    assert [axis.get_xlabel().split(":")[0] for axis in saved["cost.png"].axes] == ["uploads"]
 
 
 @pytest.mark.parametrize("trials", [3, 6])
-def test_limits_of_differences_come_from_what_is_drawn(trials, figures, tmp_path):
+def test_limits_of_differences_come_from_what_is_drawn(trials, saved, tmp_path):
     rows = random_rows(trials)
-    report.plot_all(frame(rows), tmp_path)
-    [axis] = figures["differences.png"].axes
+    figures.plot_all(frame(rows), tmp_path)
+    [axis] = saved["differences.png"].axes
     low, high = axis.get_ylim()
     gaps = {}
     for a in rows[: len(rows) // 2]:
@@ -455,13 +455,13 @@ LONG = "client-power-of-choice+data-anti"
 
 
 @pytest.mark.parametrize("methods", [1, 2, 12, 30])
-def test_names_at_lines_are_apart_and_within_the_figure(methods, figures, tmp_path):
+def test_names_at_lines_are_apart_and_within_the_figure(methods, saved, tmp_path):
     from matplotlib.text import Text
 
     names = [f"{LONG}-{i}" for i in range(methods)]
     finals = {name: [50.0 + 0.01 * i] for i, name in enumerate(names)}  # the lines are together
-    report.plot_all(frame(rows_of(finals, rounds=2)), tmp_path)
-    for figure in figures.values():
+    figures.plot_all(frame(rows_of(finals, rounds=2)), tmp_path)
+    for figure in saved.values():
         figure.draw_without_rendering()
         for axis in figure.axes:
             boxes = [Text.get_window_extent(label) for label in axis.texts]  # no leaders
@@ -469,58 +469,58 @@ def test_names_at_lines_are_apart_and_within_the_figure(methods, figures, tmp_pa
                 assert a.y1 <= b.y0 or b.y1 <= a.y0
             assert max(box.x1 for box in boxes) <= figure.bbox.x1
             assert axis.bbox.width > 0.25 * figure.bbox.width
-    shown = {label.get_text() for label in figures["accuracy.png"].axes[0].texts}
+    shown = {label.get_text() for label in saved["accuracy.png"].axes[0].texts}
     assert shown == {*names}
 
 
-def test_a_method_has_one_colour_in_all_figures(figures, tmp_path):
+def test_a_method_has_one_colour_in_all_figures(saved, tmp_path):
     """Also if another method diverged, and is drawn nowhere."""
     rows = rows_of({name: [5.0, 6.0] for name in "abcd"}, rounds=2)
     for row in rows:
         row["diverged"] = 1 if row["method"] == "b" else np.nan
     df = report.without_diverged(report.write_metrics(rows, tmp_path, "digits"))
-    report.plot_all(df, tmp_path)
-    report.dots(report.per_trial(df).reset_index(), tmp_path / "dots.png", "final")
+    figures.plot_all(df, tmp_path)
+    figures.dots(report.per_trial(df).reset_index(), tmp_path / "dots.png", "final")
     colors = {}
-    for figure in figures.values():
+    for figure in saved.values():
         for label in figure.axes[0].texts:
             name = label.get_text().removeprefix("minus ")
             colors.setdefault(name, set()).add(label.get_color())
     assert {*colors} == {*"acd"}
     assert [len(found) for found in colors.values()] == [1, 1, 1]
     assert len(set.union(*colors.values())) == 3
-    drawn = {line.get_color() for line in figures["dots.png"].axes[0].lines}
+    drawn = {line.get_color() for line in saved["dots.png"].axes[0].lines}
     assert drawn == set.union(*colors.values())
 
 
-def test_one_round_is_seen(figures, tmp_path):
-    report.plot_all(frame(rows_of({"a": [5.0]})), tmp_path)
-    assert [*figures] == ["cost.png", "accuracy.png"]
-    for figure in figures.values():
+def test_one_round_is_seen(saved, tmp_path):
+    figures.plot_all(frame(rows_of({"a": [5.0]})), tmp_path)
+    assert [*saved] == ["cost.png", "accuracy.png"]
+    for figure in saved.values():
         assert figure.axes[0].lines[0].get_marker() == "o"
 
 
-def test_rounds_without_a_test_and_marked_rounds(figures, tmp_path):
+def test_rounds_without_a_test_and_marked_rounds(saved, tmp_path):
     rows = random_rows(2)
     for row in rows:
         row["marked"] = int(row["round"] in (2, 5)) if row["method"] == "a" else np.nan
         if row["round"] % 2:
             row["accuracy"] = np.nan
-    report.curves(frame(rows), tmp_path / "c.png", "uploads", "accuracy", marks="marked")
-    top, bottom = figures["c.png"].axes
+    figures.curves(frame(rows), tmp_path / "c.png", "uploads", "accuracy", marks="marked")
+    top, bottom = saved["c.png"].axes
     wanted = [(r["round"], r["uploads"]) for r in rows if r["marked"] == 1]
     assert wanted in curves_of(top)
     assert [x for x, _ in curves_of(bottom)[0]] == [2, 4, 6]
 
 
 @pytest.mark.parametrize("methods", [1, 2, 3])
-def test_many_settings_make_one_panel(methods, figures, tmp_path, capsys):
+def test_many_settings_make_one_panel(methods, saved, tmp_path, capsys):
     some = dict([*FOUR.items()][:methods])
     rows = [row for k in range(30) for row in rows_of(some, f"alpha={k}", rounds=3)]
-    report.plot_all(frame(rows), tmp_path)
-    report.curves(frame(rows), tmp_path / "own.png", "accuracy", "uploads")
+    figures.plot_all(frame(rows), tmp_path)
+    figures.curves(frame(rows), tmp_path / "own.png", "accuracy", "uploads")
     assert [path.name for path in tmp_path.iterdir()] == ["summary.png"]
-    [axis] = figures["summary.png"].axes
+    [axis] = saved["summary.png"].axes
     names = [label.get_text() for label in axis.get_yticklabels()]
     assert names == [f"alpha={k}" for k in range(30)]
     shown = {round(x, 6) for line in axis.lines for x in line.get_xdata()}
@@ -533,32 +533,32 @@ def test_many_settings_make_one_panel(methods, figures, tmp_path, capsys):
     assert "own.png is not drawn: it would have 60 panels, more than 24" in printed
 
 
-def test_who_loses_is_drawn_where_it_is_known(figures, tmp_path):
+def test_who_loses_is_drawn_where_it_is_known(saved, tmp_path):
     df = frame(rows_of(FOUR, rounds=2)).assign(own_mean=5.0, own_worst_tenth=1.0)
-    report.plot_all(df, tmp_path)
-    figure = figures["own_accuracy.png"]
+    figures.plot_all(df, tmp_path)
+    figure = saved["own_accuracy.png"]
     shown = {axis.get_ylabel(): axis.lines[0].get_ydata().tolist() for axis in figure.axes}
     assert shown == {"mean of all clients, %": [5, 5], "mean of the worst tenth, %": [1, 1]}
     assert "own mix" in figure.get_suptitle() and "own mix" not in df.attrs["title"]
 
 
-def test_partition_is_written_by_setting(figures, tmp_path):
+def test_partition_is_written_by_setting(saved, tmp_path):
     counts = np.array([[3, 0], [1, 2]])
-    report.plot_partition({"alpha=1": counts, "alpha=2": counts[::-1]}, tmp_path, "digits")
+    figures.plot_partition({"alpha=1": counts, "alpha=2": counts[::-1]}, tmp_path, "digits")
     table = pd.read_csv(tmp_path / "partition.csv")
     second = table[table.setting == "alpha=2"]
     rows = second[["client", "class", "samples"]].to_numpy().tolist()
     assert rows == [[0, 0, 1], [0, 1, 2], [1, 0, 3]]
-    assert figures["partition.png"].get_suptitle().startswith("digits, first trial")
+    assert saved["partition.png"].get_suptitle().startswith("digits, first trial")
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (7, 10), (128, 10), (10_000, 100)])
-def test_bars_are_the_samples_of_the_largest_clients_first(clients, classes, figures, tmp_path):
+def test_bars_are_the_samples_of_the_largest_clients_first(clients, classes, saved, tmp_path):
     rng = np.random.default_rng(clients)
     counts = rng.poisson(3, (clients, classes)) * rng.integers(1, 9, (clients, 1))
     counts[:, 0] += 1  # nobody is empty
-    report.plot_partition({"-": counts}, tmp_path, "digits")
-    axis = figures["partition.png"].axes[0]
+    figures.plot_partition({"-": counts}, tmp_path, "digits")
+    axis = saved["partition.png"].axes[0]
     heights = np.array([[bar.get_height() for bar in bars] for bars in axis.containers]).T
     assert len(heights) == min(clients, 40)
     sizes = heights.sum(1).tolist()
@@ -573,17 +573,17 @@ def test_bars_are_the_samples_of_the_largest_clients_first(clients, classes, fig
         assert named == {str(label) for label in range(classes)}
 
 
-def test_figures_are_light_files_with_titles_and_units(figures, tmp_path):
+def test_figures_are_light_files_with_titles_and_units(saved, tmp_path):
     df = frame(rows_of(FOUR, "alpha=1", rounds=3) + rows_of(FOUR, "alpha=2", rounds=3))
-    report.plot_all(df, tmp_path)
-    report.curves(df, tmp_path / "two.png", "accuracy", "uploads")
+    figures.plot_all(df, tmp_path)
+    figures.curves(df, tmp_path / "two.png", "accuracy", "uploads")
     sizes = [path.stat().st_size for path in tmp_path.glob("*.png")]
     assert len(sizes) == 4 and min(sizes) > 5_000 and max(sizes) < 300_000
-    assert all(figure.get_figwidth() == 7 for figure in figures.values())  # legible at 700 pixels
-    for figure in figures.values():
+    assert all(figure.get_figwidth() == 7 for figure in saved.values())  # legible at 700 pixels
+    for figure in saved.values():
         assert figure.get_suptitle().startswith("made up, 4 trials")
-    left, right = figures["accuracy.png"].axes
+    left, right = saved["accuracy.png"].axes
     assert (left.get_title(), right.get_title()) == ("alpha=1", "alpha=2")
     assert left.get_ylabel() == "test accuracy in %" and left.get_xlabel() == "round"
     assert left.get_ylim() == right.get_ylim()
-    assert len(figures["two.png"].axes) == 4
+    assert len(saved["two.png"].axes) == 4

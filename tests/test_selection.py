@@ -29,7 +29,7 @@ import common
 import experiment
 import fedcl_fgn
 from data import load_data
-from experiment import report
+from experiment import figures
 from results.fedcl_fgn import clock, compare, criticalfl, rules, selection
 
 draw = compare.plot  # other tests draw nothing
@@ -43,7 +43,7 @@ def data(tmp_path_factory) -> str:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """No figures: they have tests of their own."""
-    monkeypatch.setattr(report, "plot", lambda *args, **options: None)
+    monkeypatch.setattr(figures, "plot", lambda *args, **options: None)
     monkeypatch.setattr(compare, "plot", lambda *args: None)
 
 

@@ -12,7 +12,7 @@ from reliability import ARMS, SCRIPTS, errors_of, outcome, run_line, same, short
 import bases
 import data
 import training
-from experiment import report
+from experiment import figures
 
 every_script = pytest.mark.parametrize("name", SCRIPTS)
 
@@ -23,7 +23,7 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reliability.write_tiny(tmp_path)
     data.read_data.cache_clear()
-    monkeypatch.setattr(report, "plot", lambda *_, **__: None)
+    monkeypatch.setattr(figures, "plot", lambda *_, **__: None)
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
     gmm = importlib.import_module("fedcl_gmm_sync")
     monkeypatch.setattr(gmm, "TEACHING_STEPS", 2)

@@ -14,7 +14,7 @@ from reliability import errors_of, run_line, short_run
 import data
 import experiment
 from errors import UsageError
-from experiment import report
+from experiment import figures
 
 NET = """
 from torch import nn
@@ -36,7 +36,7 @@ def work(tmp_path, monkeypatch):
     reliability.write_tiny(tmp_path)
     Path("mine.py").write_text(NET)
     data.read_data.cache_clear()
-    monkeypatch.setattr(report, "plot", lambda *_, **__: None)
+    monkeypatch.setattr(figures, "plot", lambda *_, **__: None)
     return tmp_path
 
 

@@ -126,9 +126,9 @@ def main(argv=None) -> None:
 
 def plot(df, folder) -> None:
     """Plots lambda.png: the three over rounds, a row each."""
-    from experiment import report
+    from experiment import figures
 
-    report.curves(df, folder / "lambda.png", "lambda_easy", "lambda_all", "lambda_hard")
+    figures.curves(df, folder / "lambda.png", "lambda_easy", "lambda_all", "lambda_hard")
 
 
 if __name__ == "__main__":

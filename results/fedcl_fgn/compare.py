@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from data import first_line
-from experiment import report
+from experiment import figures, report
 
 RUN = ["setting", "method", "trial"]
 COSTS = {"uploads": "equal uploads", "samples": "equal samples", "clock": "equal seconds"}
@@ -215,8 +215,8 @@ def plot(found: pd.DataFrame, spent: pd.DataFrame, path: Path, title: str) -> No
 
     rows = relative(found, spent)
     settings = rows.setting.unique()
-    if 2 * len(settings) > report.PANELS:
-        print(f"{path.name} is not drawn: it would have more than {report.PANELS} panels")
+    if 2 * len(settings) > figures.PANELS:
+        print(f"{path.name} is not drawn: it would have more than {figures.PANELS} panels")
         return
     size = (10, 0.8 + 3.6 * len(settings))
     figure, axes = pyplot.subplots(
