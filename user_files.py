@@ -58,6 +58,7 @@ def file_of(thing: Callable) -> str:
 
 
 FOLDERS: dict[str, set[str]] = {}  # of such files, and the modules that were there before them
+PLACED: set[str] = set()  # those that are searched only because of such files
 
 
 def load_from_file(word: str) -> Callable:
@@ -107,6 +108,7 @@ def put_first(folder: str) -> None:
         if folder in sys.path:
             sys.path.remove(folder)
         sys.path.insert(first, folder)
+        PLACED.add(folder)
 
 
 def refuse_namesakes(file: str, folder: str) -> None:

@@ -19,6 +19,7 @@ import torch
 from joblib import cpu_count
 
 from errors import UsageError, first_line
+from user_files import PLACED
 
 from .machine import keep_heap, take_gpu
 from .ranks import end_with, has_group, rank, ranks
@@ -164,15 +165,19 @@ def undisturbed_start():
     """Processes that start in this block ignore Ctrl-C and SIGTERM, which their parent hears.
 
     The parent hears them at the end of the block: it could not end a process that half exists. Nor
-    do the processes search the current folder for modules: another checkout may lie there.
+    do the processes search the current folder for modules, where another checkout may lie, or the
+    folders of users' files, which may hold another data.py. They put these there themselves.
     """
     was_safe = os.environ.get("PYTHONSAFEPATH", "")
     os.environ["PYTHONSAFEPATH"] = "1"
+    searched = [*sys.path]
+    sys.path[:] = [folder for folder in searched if folder not in PLACED]
     resource_tracker.ensure_running()  # now: later, its start would let the signals through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
+        sys.path[:] = searched
         os.environ["PYTHONSAFEPATH"] = was_safe
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

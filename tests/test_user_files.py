@@ -5,6 +5,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from reliability import in_a_folder, run_line, short_run
 
 from errors import UsageError
 from user_files import blamed, files_of, load_from_file, source_checksum
@@ -140,3 +141,15 @@ def test_the_checksum_covers_imports_from_folders_without_init(tmp_path, monkeyp
 def test_only_a_users_function_is_blamed_and_not_for_the_machine(word, error, raised):
     with pytest.raises(raised), blamed("--score", word, "client 3"):
         raise error
+
+
+def test_workers_do_not_take_a_module_of_ours_from_a_users_folder():
+    """The first file lies where Python searches first, so the second one's folder comes before."""
+    with in_a_folder() as folder:
+        (folder / "mine.py").write_text("def f(): pass")
+        (folder / "data.py").write_text("")  # a module of ours has this name
+        load_from_file(f"{Path(__file__).parent.parent}/errors.py:first_line")
+        load_from_file(f"{folder}/mine.py:f")
+        flags = [*short_run("fedcl_fgn"), "--method=base", "--trials=2", "--jobs=2", "--out=r"]
+        status, _, errors = run_line("fedcl_fgn", flags)
+    assert status == 0, errors
