@@ -58,7 +58,7 @@ def file_of(thing: Callable) -> str:
 
 
 FOLDERS: dict[str, set[str]] = {}  # of such files, and the modules that were there before them
-PLACED: set[str] = set()  # those that are searched only because of such files
+PLACED = set()  # those that are searched only because of such files
 
 
 def load_from_file(word: str) -> Callable:
@@ -102,8 +102,8 @@ def forget_neighbours() -> None:
 
 def put_first(folder: str) -> None:
     """Has this user's folder searched before those of others, but after all other places."""
-    places = [sys.path.index(other) for other in FOLDERS if other in sys.path]
-    first = min(places, default=len(sys.path))
+    theirs = (place for place, other in enumerate(sys.path) if other in FOLDERS)
+    first = next(theirs, len(sys.path))
     if folder not in sys.path[: first + 1]:
         if folder in sys.path:
             sys.path.remove(folder)
