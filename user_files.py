@@ -107,8 +107,9 @@ def put_first(folder: str) -> None:
     if folder not in sys.path[: first + 1]:
         if folder in sys.path:
             sys.path.remove(folder)
+        else:
+            PLACED.add(folder)
         sys.path.insert(first, folder)
-        PLACED.add(folder)
 
 
 def refuse_namesakes(file: str, folder: str) -> None:
