@@ -113,14 +113,15 @@ def plot_summary(df: pd.DataFrame, path: Path) -> None:
     print(f"{path.name} shows all settings: they are too many for a panel each")
 
 
-def curves(df: pd.DataFrame, path: Path, *columns: str, marks="") -> None:
+def curves(df: pd.DataFrame, path: Path, *columns: str, marks="", log="") -> None:
     """Plots columns over rounds: the mean over trials, and each trial or their `spread`.
 
     marks  a column that is 1 in the rounds to be marked, by a dot for each trial
+    log    the column whose axis is logarithmic
 
     Each setting has a panel for each column, below one another.
     """
-    draw = functools.partial(draw_lines, marks=marks)
+    draw = functools.partial(draw_lines, marks=marks, log=log)
     panels = [("round", column) for column in columns]
     note = note_on(df, "standard deviation")
     if marks in df:
@@ -253,13 +254,16 @@ def spread(values: pd.Series) -> tuple[float, float]:
     return max(mean - deviation, values.min()), min(mean + deviation, values.max())
 
 
-def draw_lines(axis, rows, x, y, styles, band=spread, zero=False, prefix="", marks="") -> None:
+def draw_lines(
+    axis, rows, x, y, styles, band=spread, zero=False, prefix="", marks="", log=""
+) -> None:
     """Draws each method's mean over trials, of x and of y after each round, with its name.
 
     band    the function of the trials' values that returns a band's limits
     zero    whether there is a line where y is 0
     prefix  is written before each name
     marks   a column that is 1 in the rows that have a dot
+    log     a column whose axis is logarithmic
     """
     rows = rows.dropna(subset=y)
     few = rows.trial.nunique() < FEW
@@ -286,6 +290,9 @@ def draw_lines(axis, rows, x, y, styles, band=spread, zero=False, prefix="", mar
         label_end(axis, f"{prefix}{method}", (end[x], end[y]), color)
     if zero:
         axis.axhline(0, color="0.5", linewidth=1, zorder=1)
+    if y == log:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
     axis.xaxis.get_major_locator().set_params(integer=True, nbins=6)
     axis.xaxis.set_major_formatter("{x:,.0f}")
     axis.margins(x=0.02)
