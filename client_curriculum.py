@@ -219,14 +219,23 @@ def find_functions(config: Config) -> tuple[Callable, Callable | None, Callable 
 
 
 def name(config: Config) -> str:
-    """client+data, client, data, vanilla; with other orders client-anti, data-random, .."""
+    """client+data, client, data, vanilla; with other orders client-anti, data-random, ..
+
+    Scores of a user's follow: "client by mine".
+    """
     words = []
     for who, order in (("client", config.client_order), ("data", config.data_order)):
         if order == "curriculum":
             words.append(who)
         elif order != "vanilla":
             words.append(f"{who}-{name_of(order)}")
-    return "+".join(words) or "vanilla"
+    scores = []
+    if ranks_clients(config):
+        scores.append(config.client_score)
+    if asks_score(config):
+        scores.append(config.score)
+    own = [name_of(score) for score in scores if is_own(score)]
+    return " by ".join(["+".join(words) or "vanilla", *own])
 
 
 def federate(config: Config, fl: common.Federation, run: experiment.Run) -> None:

@@ -299,7 +299,7 @@ def draw_lines(
 
 
 def label_end(axis, name: str, end, color: str) -> None:
-    """Writes a line's name at the right edge. `separate_labels` moves it, if others are there."""
+    """Writes a line's name at the right edge. `separate_labels` moves it to its place."""
     leader = {"arrowstyle": "-", "color": "0.75", "shrinkB": 0, "relpos": (0, 0.5)}
     axis.annotate(
         name,
@@ -314,7 +314,10 @@ def label_end(axis, name: str, end, color: str) -> None:
 
 
 def separate_labels(figure) -> None:
-    """Moves the names of lines up or down, as little as possible, so that none covers another."""
+    """Moves the names of lines up or down, as little as possible, so that none covers another.
+
+    A line that ends far from the right edge has its name there.
+    """
     from scipy.optimize import isotonic_regression
 
     figure.draw_without_rendering()  # gives panels their sizes
@@ -323,13 +326,16 @@ def separate_labels(figure) -> None:
             continue
         gap = 1.3 * figure.dpi * STYLE["font.size"] / 72 / axis.bbox.height
         to_fraction = (axis.transData - axis.transAxes).transform
-        wanted = np.array([to_fraction(label.xy)[1] for label in axis.texts])
-        order = np.argsort(wanted, kind="stable")
-        below = gap * np.arange(len(order))
-        room = max(0, 1 - below[-1])
-        heights = isotonic_regression(wanted[order] - below).x.clip(0, room) + below
-        for i, height in zip(order, heights, strict=True):
-            axis.texts[i].set_position((1.02, height))
+        ends = np.array([to_fraction(label.xy) for label in axis.texts])
+        is_at_edge = ends[:, 0] > 0.8
+        for group in (np.flatnonzero(is_at_edge), np.flatnonzero(~is_at_edge)):
+            order = group[np.argsort(ends[group, 1], kind="stable")]
+            below = gap * np.arange(len(order))
+            room = max(0, 1 - below.max(initial=0))
+            heights = isotonic_regression(ends[order, 1] - below).x.clip(0, room) + below
+            for i, height in zip(order, heights, strict=True):
+                x = 1 if is_at_edge[i] else ends[i, 0]
+                axis.texts[i].set_position((x + 0.02, height))
 
 
 def draw_dots(axis, rows, x, y, styles, band=spread, zero=False) -> None:
@@ -371,7 +377,7 @@ def draw_stacks(axis, rows, x, y, styles) -> None:
     shown = np.arange(len(held))
     if len(held) > CLIENTS:
         shown = np.linspace(0, len(held) - 1, CLIENTS).round().astype(int)
-        axis.set_xlabel(f"{CLIENTS} of {len(held):,} {x}")
+        axis.set_xlabel(f"{x} ({CLIENTS} of {len(held):,}, evenly spaced)")
     clients = largest_first[shown]
     places = range(len(clients))
     axis.set_ylabel("training samples")

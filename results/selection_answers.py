@@ -126,7 +126,7 @@ def table(found: pd.DataFrame, spent: pd.DataFrame) -> list[str]:
     """Returns the table of one setting's gains: a row for each method."""
     shown = compare.shown(found, spent).droplevel(0)
     columns = [*compare.COSTS.values(), "n", "accuracy"]
-    columns += ["uploads", "megabytes", "samples", "scored", "seconds"]
+    columns += ["uploads", "megabytes", "samples", "scored", "simulated s"]
     names = [name.removeprefix("fedavg").strip(" +") or "uniform" for name in shown.index]
     rows = [(name, *row) for name, row in zip(names, shown[columns].values, strict=True)]
     return evidence.markdown(("rule", *columns), rows)

@@ -469,11 +469,11 @@ OWN_RULES = {  # and what the line says
     "1 / 0": "division by zero (ZeroDivisionError in own.py, line 4)",
     "None": "wanted a Draw(clients, weights), not NoneType",
     "[0, 1]": "not list",
-    "Draw([0] * n, [1] * n)": "different clients from 0 to 5, not 0 0",
-    "Draw(np.arange(n) + 6, np.ones(n))": "not 6 7",
-    "Draw(-1 - np.arange(n), np.ones(n))": "not -1 -2",
-    "Draw(np.arange(n) + 0.5, np.ones(n))": "not 0.5",
-    "Draw(np.arange(n - 1), np.ones(n - 1))": "different clients from 0 to 5, not 0",
+    "Draw([0] * n, [1] * n)": "different clients from 0 to 5, not these 2: 0 0",
+    "Draw(np.arange(n) + 6, np.ones(n))": "not these 2: 6 7",
+    "Draw(-1 - np.arange(n), np.ones(n))": "not these 2: -1 -2",
+    "Draw(np.arange(n) + 0.5, np.ones(n))": "not these 2: 0.5",
+    "Draw(np.arange(n - 1), np.ones(n - 1))": "different clients from 0 to 5, not these 1: 0",
     "Draw(np.arange(n), np.ones(n + 1))": "finite weights",
     "Draw(np.arange(n), np.full(n, np.nan))": "finite weights",
     "Draw(np.arange(n), -np.ones(n))": "finite weights",
@@ -794,7 +794,7 @@ def test_what_a_run_costs_by_hand(capsys):
     [row] = compare.relative(compare.gains(alone), compare.costs(alone)).itertuples()
     assert row.samples == 1
     line = compare.shown(found, spent).loc["-", "fedavg size"]
-    assert line[["uploads", "samples", "scored", "seconds", "megabytes"]].tolist() == [
+    assert line[["uploads", "samples", "scored", "simulated s", "megabytes"]].tolist() == [
         "12", "24", "15", "6", "3",
     ]  # fmt: skip
     assert line["n"] == 2 and line["over"] == "fedavg"

@@ -160,7 +160,7 @@ def shown(found: pd.DataFrame, spent: pd.DataFrame) -> pd.DataFrame:
             line[name] = f"{cost[name]:.0f}"
     columns = ["over", "n", *COSTS.values(), "accuracy", "uploads", "samples", "scored", "clock"]
     lines = pd.DataFrame(table).T.reindex(columns=[*columns, "megabytes"])
-    return lines.fillna("").rename(columns={"clock": "seconds"})
+    return lines.fillna("").rename(columns={"clock": "simulated s"})
 
 
 def text_of(row) -> str:
@@ -183,7 +183,9 @@ def show(df: pd.DataFrame, folder: Path) -> None:
     for setting, table in shown(found, spent).groupby(level=0, sort=False):
         heading = "" if setting == "-" else f"{setting}\n"
         print(f"{heading}{table.droplevel(0).to_string()}")
-    print("(paired over trials, 95 % Student intervals; * at equal uploads: not 0, by Holm)")
+    print("(accuracy, and gains: means over the last sixth of the uploads, samples, or simulated")
+    print(" seconds. [..]: 95 % intervals, paired over trials. *: decided by Holm, p < 0.05. Only")
+    print(" gains at equal uploads are tested)")
     found.join(spent, on=["setting", "method"]).to_csv(folder / "gains.csv", index=False)
     plot(found, spent, folder / "gains.png", df.attrs.get("title", ""))
 
@@ -232,7 +234,8 @@ def plot(found: pd.DataFrame, spent: pd.DataFrame, path: Path, title: str) -> No
         axis.set_xlabel(f"{label} / uniform selection's")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    figure.suptitle(f"{title}\nmeans and 95 % intervals".strip(), fontsize=10)
+    note = "means; lines on the right: 95 % intervals"
+    figure.suptitle(f"{title}\n{note}".strip(), fontsize=10)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 

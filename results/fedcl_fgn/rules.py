@@ -651,7 +651,7 @@ def check_draw(drawn: Draw, n: int, M: int) -> Draw:
         first = clients.ravel()[:20]
         found = " ".join(map(str, first))
         wanted = f"{n} different clients from 0 to {M - 1}"
-        raise ValueError(f"wanted {wanted}, not {found}")
+        raise ValueError(f"wanted {wanted}, not these {clients.size}: {found}")
     are_finite = weights.shape == (n,) and np.isfinite(weights).all()
     if not are_finite or weights.min() < 0 or weights.max() == 0:
         raise ValueError(f"wanted {n} finite weights >= 0, not all 0")
