@@ -126,8 +126,8 @@ class Config(experiment.Config):
     )
     data_order: str = flag(
         "curriculum",
-        "a client's samples: easy first (curriculum), hard first (anti), random order, all at "
-        "every step (vanilla), or your own: FILE.py:FUNCTION, like easy_first",
+        "a client's samples: easy first (curriculum), hard first (anti), random order, ordinary "
+        "batches of all (vanilla), or your own: FILE.py:FUNCTION, like easy_first",
         sweep=("curriculum", "vanilla"),
     )
     score: str = flag(

@@ -88,7 +88,7 @@ def test_an_own_score_orders_the_samples(order, data, own, monkeypatch):
     monkeypatch.setattr(algorithm_1, "literal_scores", by_hand)
     flags = OFF | SMALL | {"dataset": data, "order": order, "score": "own.py:contrast"}
     fedavg_curriculum.main([*command(flags), "--out", str(own / "run")])
-    compare_with_literal(fedavg_curriculum.Config(**flags), order, own / "run")
+    compare_with_literal(fedavg_curriculum.Config(**flags), f"{order} by contrast", own / "run")
 
 
 @pytest.mark.parametrize("base", ["fedavg", "solo"])
@@ -96,7 +96,17 @@ def test_the_loss_as_an_own_score_is_the_built_in_one(base, data, own):
     """Under solo, each client has weights of its own."""
     words = ["--order", "curriculum", "anti", "--base", base]
     wanted = launch(fedavg_curriculum, data, own / "G", *words)
-    assert launch(fedavg_curriculum, data, own / "own", *words, "--score", "own.py:loss") == wanted
+    found = launch(fedavg_curriculum, data, own / "own", *words, "--score", "own.py:loss")
+    assert found == {f"{order} by loss": rows for order, rows in wanted.items()}
+
+
+def test_an_own_score_is_compared_with_another(data, own, capsys):
+    """As methods of one setting. vanilla, which uses none, is one of them."""
+    words = ["--order", "curriculum", "vanilla", "--score", "own.py:contrast", "G", "--alpha", "1"]
+    rows = launch(fedavg_curriculum, data, own / "run", *words, "0.5", "--trials", "2")
+    assert [*rows] == ["curriculum by contrast", "curriculum", "vanilla"]
+    pair = "curriculum by contrast - curriculum, final: "
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(pair)][1:]
 
 
 @pytest.mark.parametrize("script", [fedavg_curriculum, exposure])
@@ -114,8 +124,8 @@ def test_a_preset_takes_own_functions(data, own):
     words = ["--preset", "fig1", "--order", "own.py:in_lists", "vanilla", "--lr-alpha", "0"]
     words += ["--partition", "iid", "--score", "G", "own.py:loss", "--rounds", "1"]
     rows = launch(fedavg_curriculum, data, own / "run", *words)
-    assert [len(rows[method]) for method in ("in_lists", "vanilla")] == [2, 2]
-    assert len({str(row) for row in rows["in_lists"]}) == 1  # both scores are the same loss
+    assert [*rows] == ["in_lists", "in_lists by loss", "vanilla"]
+    assert rows["in_lists"] == rows["in_lists by loss"]  # both scores are the same loss
     assert len([*(own / "run/checkpoints").iterdir()]) == 3
 
 
@@ -127,7 +137,8 @@ def test_own_functions_of_clients_are_the_built_in_ones(script, data, own):
     scores = ["--score", "own.py:loss", "--client-score", "own.py:mean_loss"]
     rows = launch(script, data, own / "own", *words, "own.py:in_lists", *scores)
     assert [*rows.values()] == [*wanted.values()]
-    assert [*rows] == ["client+data-in_lists", "client-anti+data-in_lists"]
+    methods = ("client+data-in_lists", "client-anti+data-in_lists")
+    assert [*rows] == [f"{method} by mean_loss by loss" for method in methods]
 
 
 def test_what_scores_cost_an_expert_of_samples_and_an_own_score_of_clients(data, own):
@@ -145,7 +156,7 @@ def test_what_scores_cost_an_expert_of_samples_and_an_own_score_of_clients(data,
 def test_methods_with_and_without_an_own_file_share_an_expert(data, own):
     words = ["--client-order", "curriculum", "--data-order", "vanilla", "own.py:in_lists"]
     words += ["--client-score", "mean", "own.py:mean_loss"]
-    assert len(launch(client_curriculum, data, own / "run", *words)) == 2
+    assert len(launch(client_curriculum, data, own / "run", *words)) == 4
     assert len([*(own / "run/checkpoints").glob("expert*")]) == 1
 
 

@@ -26,7 +26,7 @@ NODES = {
     "user_files.py": 1330,
     "nets.py": 4680,
     "fedavg_curriculum.py": 1690,
-    "client_curriculum.py": 2330,
+    "client_curriculum.py": 2370,
     "fedcl_fgn.py": 1400,
     "fedcl_gmm_sync.py": 3170,
     "fedac_art.py": 2150,

@@ -61,7 +61,7 @@ def test_the_sampler_runs_in_an_ordinary_loop(tmp_path):
 @pytest.mark.parametrize(
     ("name", "short", "said"),
     [
-        ("contrast", ["--rounds", "2", "--epochs", "1"], "curriculum - vanilla, final:"),
+        ("contrast", ["--rounds", "2", "--epochs", "1"], "curriculum by contrast - random, final:"),
         ("largest", ["--rounds", "2", "--budget", "32"], "fedavg largest - fedavg, final:"),
     ],
 )

@@ -85,7 +85,8 @@ def test_differences_of_all_pairs_and_holms_correction(capsys):
     report.print_tables(runs, table, "digits")
     printed = capsys.readouterr().out
     shown = re.findall("a - ., final: .* p (.*)", printed)
-    assert sorted(shown) == sorted(f"{p:.2g}" for p in expected)
+    words = [f"{p:.2g}" + ": undecided" * int(p >= 0.05) for p in expected]
+    assert sorted(shown) == sorted(words)
     assert "b - c" not in printed
     assert report.holm([0.9, 0.8]).tolist() == [1, 1]
 
@@ -240,9 +241,16 @@ def test_tables_are_printed_whole(capsys):
     printed = capsys.readouterr().out
     assert "alpha=1 digits, 2 trials, accuracy in %" in printed
     words = " ".join(printed.split())
-    assert f"{long} 55.00 +- 7.07 55.00 +- 7.07 7 1.5 b 60.00" in words
-    assert f"{long} - b, final: -5.00 [-68.53, +58.53], p 0.5\n" in printed
+    assert f"{long} 55.00 +- 7.07 7 1.5 b 60.00" in words
+    assert f"{long} - b, final: -5.00 [-68.53, +58.53], p 0.5: undecided\n" in printed
     assert "not corrected" in printed
+
+
+@pytest.mark.parametrize(("rounds", "is_shown"), [(19, False), (20, True)])
+def test_the_last_ten_of_few_rounds_are_not_shown(rounds, is_shown, capsys):
+    runs = report.per_trial(frame(rows_of({"a": [5.0, 6.0], "b": [4.0, 7.0]}, rounds=rounds)))
+    report.print_tables(runs, report.differences(runs), "digits")
+    assert ("last10" in capsys.readouterr().out) == is_shown
 
 
 def test_a_single_trial_has_no_interval(capsys):
