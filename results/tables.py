@@ -376,7 +376,7 @@ DECAY_RUNS = {  # a run, and the endings of its blocks of trials
 def decays(_: str) -> list[str]:
     """fedcl_fgn: FedCL against FedAvg at both decays. The paper's numbers are of C2."""
     head = ("data, model, rounds, decay", "accuracy", "uploads in all rounds")
-    head += ("clients until the goal", "rounds until the goal")
+    head += ("clients a round until the goal", "rounds until the goal")
     head += ("clients a round, first third - last", "n")
     rows = []
     for name in DECAY_RUNS:
