@@ -1,6 +1,6 @@
 """python -m results.idea [--data-dir FOLDER]
 
-Plots results/idea.png, the ideas of the papers in one picture, from real runs (two minutes):
+Plots results/idea.png, the ideas of the papers in one picture, from real runs (five minutes):
 
 1. The images of one client of Fashion-MNIST, sorted by their loss under FedAvg's model after
    60 rounds, and the batches that the data curriculum selects from them (fedavg_curriculum.py).
@@ -71,7 +71,7 @@ def draw_samples(strip, steps, fl: Federation, state: dict) -> None:
     strip.axis("off")
     strip.set_title("1  A curriculum: a client trains on its easy samples first", loc="left")
 
-    batches = paper.draw_client_batches(CONFIG, fl, 0, m, losses)
+    batches = paper.draw_client_batches(CONFIG, fl, 0, m, losses, paper.easy_first)
     T = len(batches)
     ranks = np.zeros(len(fl.labels), dtype=int)
     ranks[samples] = np.arange(N)
@@ -130,8 +130,8 @@ def draw_selection(above, below, folder: str) -> None:
         axis.plot(table, color=color, linewidth=0.6, alpha=0.3)
         axis.plot(mean, color=color, linewidth=2.5)
         axis.set_ylim(0, 1.7 * mean.max())
-    above.set(xticks=(), yticks=(), ylabel="gradient\nnorm")
-    below.set(xlabel="round", ylabel="clients", ylim=(0, 135))
+    above.set(xticks=(), ylabel="gradient\nnorm")
+    below.set(xlabel="round of ten runs, and their mean", ylabel="clients", ylim=(0, 135))
     above.set_title("3  Gradients grow: more clients", loc="left")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import test_english
+from PIL import Image
 from scipy.special import stdtr, stdtrit
 
 from experiment import report
@@ -18,6 +19,7 @@ from results import (
     evidence,
     figures,
     front,
+    idea,
     reproduce,
     selection_answers,
     tables,
@@ -403,6 +405,16 @@ def test_the_front_figure_says_what_its_rows_show():
             assert np.isnan(gain["paper"])
     over = f"{gains} gains, {losses} losses, {controls - gains - losses} undecided"
     assert front.title() == f"No gain reaches the published one. Over controls: {over}"
+
+
+def test_the_picture_of_the_idea_can_be_made(real_data, tmp_path, monkeypatch):
+    """From one round of everything. It has three panels of two sizes."""
+    monkeypatch.setattr(idea, "ROUNDS", 1)
+    monkeypatch.setattr(idea, "FEDCL", "--method cl --trials 2 --rounds 2 --jobs 1")
+    monkeypatch.setattr(idea, "FOLDER", tmp_path)
+    idea.main(str(real_data))
+    with Image.open(tmp_path / "idea.png") as image:
+        assert image.size == (1008, 816)
 
 
 def test_a_published_interval_is_welchs():
