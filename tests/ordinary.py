@@ -346,8 +346,8 @@ def parameters(net: nn.Module) -> list[Tensor]:
 
 def fill(net: nn.Module, theta: Tensor) -> nn.Module:
     """The ordinary net with the weights theta (P,): parameters in order, then statistics."""
-    net = net.to(theta.dtype)
-    tensors = [*parameters(net), *statistics(net)]
+    net = net.double() if theta.dtype == torch.float64 else net.float()
+    tensors = [real(tensor) for tensor in [*parameters(net), *statistics(net)]]
     sizes = [tensor.numel() for tensor in tensors]
     for tensor, values in zip(tensors, theta.split(sizes), strict=True):
         tensor.data.copy_(values.view_as(tensor))
@@ -357,7 +357,13 @@ def fill(net: nn.Module, theta: Tensor) -> nn.Module:
 def flatten(net: nn.Module) -> Tensor:
     """The weights (P,) of an ordinary net; `fill` is its inverse."""
     tensors = [*parameters(net), *statistics(net)]
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+    return torch.cat([real(tensor).flatten() for tensor in tensors])
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Without autograd, in the same memory. A complex number is two real ones."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def perturb(theta: Tensor, k: int, seed=0) -> Tensor:

@@ -117,7 +117,10 @@ def build(entry: Entry, setting: Setting) -> nn.Module:
     net = entry.make(*setting.sizes)
     if any(map(nn.parameter.is_lazy, net.parameters())):
         net.eval()(setting.x[:2].float())  # a dry run gives lazy layers their sizes
-    return net.double()
+    for weight in net.double().parameters():
+        if weight.is_complex():
+            weight.data = weight.data.to(torch.cdouble)
+    return net
 
 
 def floats(net: nn.Module) -> dict[str, Tensor]:
