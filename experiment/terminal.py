@@ -82,7 +82,7 @@ class Progress:
         done = sum(self.rounds.values())
         found = run
         if not math.isnan(accuracy):
-            found = f"{run}: accuracy {accuracy:.1f}"
+            found = f"{run}, round {rounds}: accuracy {accuracy:.1f}"
         self.bar.set_postfix_str(found, refresh=False)
         self.bar.update(done - self.bar.n)
         tenths = 10 * done // self.total

@@ -1507,7 +1507,9 @@ def test_progress_without_a_terminal_is_a_line_every_tenth(capsys):
         progress("a trial 1", t, float(t) if t > 4 else float("nan"))
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "4 of 40 rounds, a trial 1"
-    assert lines == [f"{t} of 40 rounds, a trial 1: accuracy {t:.1f}" for t in range(8, 41, 4)]
+    assert lines == [
+        f"{t} of 40 rounds, a trial 1, round {t}: accuracy {t:.1f}" for t in range(8, 41, 4)
+    ]
 
 
 def test_progress_in_a_terminal_is_a_bar_with_the_last_accuracy(capsys, monkeypatch):
