@@ -201,6 +201,7 @@ def take_again(self, step):
 def pretended_gpu():
     """torch finds one GPU. Checkpoints hold the values, as they would."""
     train_group = stacks.Stack.train_group
+    step_alone = training.SGD.step
     save = torch.save
     load = torch.load
 
@@ -211,6 +212,10 @@ def pretended_gpu():
             return train_group(self, *args)
         finally:
             GPU.in_step = False
+
+    def counted_step(self):
+        GPU.steps += all(isinstance(weight, OnGpu) for weight in self.velocity)
+        step_alone(self)
 
     def save_values(content, file):
         save(tree_map(lambda x: {ON_GPU: x.value} if isinstance(x, OnGpu) else x, content), file)
@@ -248,6 +253,7 @@ def pretended_gpu():
         stack.enter_context(mock.patch.multiple(torch.cuda, **patched))
         stack.enter_context(mock.patch.multiple(torch, save=save_values, load=load_values))
         stack.enter_context(mock.patch.object(stacks.Stack, "train_group", watched_step))
+        stack.enter_context(mock.patch.object(training.SGD, "step", counted_step))
         stack.enter_context(mock.patch.object(recording, "side_stream", contextlib.nullcontext))
         stack.enter_context(mock.patch.object(recording.Recording, "record", take_again))
         stack.enter_context(GPU)
@@ -358,6 +364,13 @@ def test_a_command_on_a_gpu_equals_that_on_a_cpu(command):
         rows, _, replays = compare(command)
     assert rows > 0
     assert replays > 0
+
+
+def test_a_users_model_on_a_gpu_equals_that_on_a_cpu():
+    with in_a_folder() as folder:
+        (folder / "mine.py").write_text(OWN)
+        rows, _, _ = compare("fedavg_curriculum --model mine.py:Net --momentum 0.5")
+    assert rows > 0
 
 
 def test_what_a_gpu_refuses():
