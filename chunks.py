@@ -43,14 +43,20 @@ def check_chunk(model: Model, data: Data, local: Local) -> None:
 
 @torch.no_grad()
 def mixes_samples(model: Model, data: Data) -> bool:
-    """Whether in training the logits of a sample depend on the others, with equal dropout."""
+    """Whether a sample of a training batch changes more than its own logits, with equal dropout.
 
-    def logits(last: int) -> Tensor:
-        net = model.bind(model.init(0)[None], training=True)
+    It may change those of other samples, or what a pass leaves in weights and buffers.
+    """
+    theta = model.init(0)
+
+    def run(last: int) -> tuple[Tensor, Tensor]:
+        net = model.bind(theta[None], training=True)
         seed_libraries(0)
-        return net.head(net.features(inputs(data, [0, 1, last], model.dtype)))[0, 0]
+        logits = net.head(net.features(inputs(data, [0, 1, last], model.dtype)))
+        return logits[0, 0], model.vector(net)
 
-    return not torch.equal(logits(2), logits(-1))
+    (logits, left), (others, _) = run(2), run(-1)
+    return not (torch.equal(logits, others) and torch.equal(left, theta))
 
 
 def layer_apart(model: Model, data: Data, local: Local) -> str:

@@ -6,6 +6,7 @@ A kill leaves the old file or the new one. What is read is checked.
 import contextlib
 import itertools
 import json
+import numbers
 import os
 import pickle
 import re
@@ -98,7 +99,10 @@ def read(path: Path, device: str) -> dict:
             if file.testzip():  # torch does not look at the checksums
                 raise ValueError
         saved = torch.load(path, weights_only=True, map_location=place)
-        if not isinstance(saved["fingerprint"], dict) or "content" not in saved:
+        for value in saved["fingerprint"].values():
+            if not isinstance(value, str | numbers.Number | None):
+                raise ValueError
+        if "content" not in saved:
             raise ValueError
     except OSError as error:
         raise OSError(f"{path}: cannot be read ({error.strerror})") from None
@@ -125,8 +129,12 @@ def kept_of(path: Path, content) -> dict:
         kept = {name: content[name] for name in KEPT}
         is_sound = all(type(kept[name]) is kind for name, kind in KEPT.items())
         for t, row in enumerate(kept["rows"]):
-            is_whole = "diverged" in row or row.keys() >= {*TOTALS}
-            is_sound &= is_whole and row["round"] == t + 1
+            row = {"accuracy": 0, "loss": 0} | row  # not all rounds are tested
+            wanted = () if "diverged" in row else (*TOTALS, "accuracy", "loss")
+            for name in wanted:
+                is_sound &= isinstance(row[name], int | float)
+            is_sound &= row["round"] == t + 1
+        is_sound &= bool(kept["rows"]) or not kept["finished"]
     except (AttributeError, KeyError, TypeError, IndexError):
         is_sound = False
     if not is_sound:

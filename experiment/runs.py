@@ -81,6 +81,8 @@ class Run:
         the last save.
         """
         if self.rows:  # those that a checkpoint held
+            if kind_of(self.state) != kind_of(state):
+                raise damaged(self.path)
             state.clear()
             state.update(self.state)
         self.state = state
@@ -301,6 +303,15 @@ class Run:
             name = f"the file {Path(file).name}, checksum"  # of two __init__.py, say, the sum
             found[name] = found.get(name, 0) + checksum
         return found
+
+
+def kind_of(state: dict) -> tuple:
+    """Says what the weights and the base's memory of a state are: the same in each round."""
+    theta = state.get("theta")
+    kind = (type(state.get("base")), isinstance(theta, Tensor))
+    if isinstance(theta, Tensor):
+        kind += (theta.shape, theta.dtype, theta.layout, theta.device.type, theta.requires_grad)
+    return kind
 
 
 def checksums(options: dict) -> dict:

@@ -25,8 +25,9 @@ def trained(
     setting   as in metrics.csv, such as "alpha=0.1". It can be left out if there is only one
     data_dir  where the run's data set is. It says what samples and how many classes there are
 
-    The model takes samples as the clients had them: standardised images (n, C, H, W), series
-    (n, L, F), tables (n, F) or text (n, L). It returns logits (n, classes). Raises UsageError
+    The model takes samples as the clients had them, in the run's --dtype: standardised images
+    (n, C, H, W), but pixels in [-1, 1] for fedcl_gmm_sync.py, series (n, L, F), tables (n, F) or
+    text (n, L). It returns logits (n, classes). Raises UsageError
     unless the folder holds exactly one such run, which has ended and did not diverge.
     """
     options, theta = find(Path(folder), method, trial, setting)
@@ -87,6 +88,8 @@ def find(folder: Path, method: str, trial, setting: str) -> tuple[dict, Tensor]:
         if is_run and method in ("", options["method"]) and agrees(options, setting):
             found.append((options, kept_of(path, saved["content"])))
     whose = f"{folder}, trial {trial}"
+    if not any(folder.glob("checkpoints/*.pt")):
+        raise UsageError(f"{whose}: 0 such runs; choose a folder of results, with checkpoints/")
     if len(found) != 1:
         advice = "name its method, trial and setting as in metrics.csv"
         raise UsageError(f"{whose}: {len(found)} such runs instead of one; {advice}")

@@ -62,6 +62,27 @@ class Tied(nn.Module):
         return self.out(self.second(self.first(x).tanh()).tanh())
 
 
+class KeepsStatistics(nn.Sequential):
+    """Samples do not depend on one another, but statistics for tests are of all of them."""
+
+    def __init__(self, channels, side, classes):
+        norm = nn.InstanceNorm2d(2, track_running_stats=True)
+        body = [nn.Conv2d(channels, 2, 3), norm, nn.AdaptiveAvgPool2d(4), nn.Flatten()]
+        super().__init__(*body, nn.Linear(32, classes))
+
+
+class MaxNorm(nn.Module):
+    """A forward pass shortens the weights of the codes that it sees."""
+
+    def __init__(self, codes, side, classes):
+        super().__init__()
+        self.tokens = nn.Embedding(codes, 8, max_norm=0.5)
+        self.out = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.out(self.tokens(x).mean(1))
+
+
 class Split(nn.Module):
     """head(features(x)), with a batch norm; the first layer is frozen, another is not used."""
 
@@ -151,6 +172,8 @@ MODELS = [
     ("Transformer", "text", 1e-3),
     ("Tied", "table", 1e-3),
     ("Split", "grey", 0.0),
+    ("KeepsStatistics", "grey", 1e-3),
+    ("MaxNorm", "text", 1e-3),
 ]
 
 

@@ -108,7 +108,7 @@ def federate(config: Config, fl: Federation, run: experiment.Run) -> None:
     if config.method == "late":
         assert len(run.other(method="a").load()["rows"]) == config.rounds
     dtype = getattr(torch, config.dtype)
-    state = {"weights": torch.zeros(config.size, dtype=dtype), "base": {}, "history": []}
+    state = {"theta": torch.zeros(config.size, dtype=dtype), "base": {}, "history": []}
     state["early"] = 1
     for t in run.rounds(state):
         state.pop("early", None)
@@ -117,7 +117,7 @@ def federate(config: Config, fl: Federation, run: experiment.Run) -> None:
         draw = float(run.streams("draw", t).random())
         if config.method == "nan" and t == 2 and run.trial == 1:
             raise NonFiniteError("round 3: the update of client 1 is not finite")
-        state["weights"] += draw * config.pull * expert + (config.method == "b")
+        state["theta"] += draw * config.pull * expert + (config.method == "b")
         state["base"][t % 3] = torch.full((2,), draw)
         state["history"].append(draw)
         time.sleep(config.pause)
@@ -677,7 +677,7 @@ def test_a_script_may_test_by_itself_and_not_in_all_rounds(work):
 
 def test_a_state_that_cannot_be_saved_is_named_whenever_it_comes(work):
     def federate_late(config, fl, run):
-        state = {"weights": torch.zeros(2), "base": {}, "history": [0.5]}
+        state = {"theta": torch.zeros(2), "base": {}, "history": [0.5]}
         for t in run.rounds(state):
             if t == 2:
                 state["where"] = Path("here")
@@ -796,7 +796,30 @@ def change(**content):
     return lambda path: tamper(path, lambda saved: saved["content"].update(content))
 
 
+def change_midway(**state):
+    """As if the run had been stopped after two rounds, with another state."""
+
+    def midway(saved: dict) -> None:
+        content = saved["content"]
+        content.update(finished=0, rows=content["rows"][:2])
+        content["state"].update(state)
+
+    return lambda path: tamper(path, midway)
+
+
+def change_row(**columns):
+    return lambda path: tamper(path, lambda saved: saved["content"]["rows"][0].update(columns))
+
+
 BAD = {
+    "weights that are none": change_midway(theta=None),
+    "other weights": change_midway(theta=torch.ones(1)),
+    "weights that are learnt": change_midway(theta=torch.ones(3, requires_grad=True)),
+    "a memory that is none": change_midway(base=[]),
+    "no rows, but an end": change(rows=[]),
+    "a cost that is text": change_row(samples="10"),
+    "an accuracy that is none": change_row(accuracy=None),
+    "an option that is none": lambda p: tamper(p, lambda s: s["fingerprint"].update(lr=[0.1])),
     "text of another size": grow,
     "a number": hold(5),
     "no state": hold({"rows": [], "finished": 0, "diverged": "", "last_test": []}),
