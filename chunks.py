@@ -94,12 +94,12 @@ def layer_apart(model: Model, data: Data, local: Local) -> str:
 
 
 def first_apart(model: Model, found: Tensor, wanted: Tensor, begun: Tensor) -> str:
-    """Names the first layer of weights (K, P) that differs by more than 1 % of how it moved."""
+    """Names the first layer of weights (K, P) that differs by more than 0.1 % of how it moved."""
     layers = [rows.split(model.sizes, dim=1) for rows in (found, wanted, begun)]
     rounding = 100 * torch.finfo(model.dtype).eps
     for name, layer, of_wanted, of_begun in zip(model.shapes, *layers, strict=True):
         moved = (of_wanted - of_begun).abs().max()
-        tolerance = moved / 100 + rounding * (1 + of_wanted.abs().max())
+        tolerance = moved / 1000 + rounding * (1 + of_wanted.abs().max())
         if not (layer - of_wanted).abs().max() <= tolerance:  # nor NaN
             return name.removeprefix("net.")
     return ""

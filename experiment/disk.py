@@ -170,7 +170,7 @@ def check_folder(folder: Path, resume: bool) -> None:
     try:
         str(folder).encode()
     except UnicodeError:  # torch cannot open it
-        raise UsageError(f"--out {str(folder)!a}: choose a name in UTF-8") from None
+        raise UsageError(f"--out {str(folder)!a}: choose a name of plain letters") from None
     has_runs = any(folder.glob(CHECKPOINTS))
     names = {path.name for path in folder.glob("*")} - {".lock", CODE}
     halves = {path.name for path in folder.glob(".results-*")}

@@ -750,6 +750,16 @@ def test_a_buffer_in_the_memory_of_a_weight_does_not_replace_it(tmp_path):
     assert torch.equal(learnt, theta[: model.trainable])
 
 
+def test_what_an_optimizer_refuses_is_one_line(tmp_path):
+    data = random_images()
+    model = build_model(write_net(tmp_path, OWN["limited"]), data)
+    local = Local(0.1, optimizer=torch.optim.SparseAdam)  # for sparse gradients alone
+    with pytest.raises(
+        UsageError, match="^--model .*fails in its optimizer's step: RuntimeError: "
+    ):
+        train(model, model.init(0), data, np.arange(1), [np.arange(8).reshape(4, 2)], local)
+
+
 def test_a_sparse_buffer_stays_as_built(tmp_path):
     text = own_net("self.register_buffer('s', torch.eye(4).to_sparse())", after="return y @ self.s")
     data = random_images()
