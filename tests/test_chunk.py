@@ -300,7 +300,7 @@ def test_what_vmap_cannot_do_is_refused(name):
 
 
 def test_rounding_that_batch_norms_make_large_is_no_reason():
-    """In float32 the two ways are far apart after two steps of this model, in float64 they agree."""
+    """In float32 the two ways are far apart after two steps of ResNet-18, not so in float64."""
     options = {"partition": "natural", "clients": 3, "momentum": 0.9, "chunk": 2}
     model = f"{zoo.MODELS}:ResNet18"
     config = ordinary.make_config(model=model, dtype="float32", **options)
