@@ -22,7 +22,7 @@ NODES = {
     "training.py": 2330,
     "recording.py": 950,
     "stacks.py": 990,
-    "data.py": 3715,
+    "data.py": 3705,
     "user_files.py": 1330,
     "nets.py": 4680,
     "fedavg_curriculum.py": 1690,
