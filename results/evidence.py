@@ -116,12 +116,15 @@ def of_multi_phase(run: pd.DataFrame) -> dict[str, float]:
 def of_clusters(run: pd.DataFrame) -> dict[str, float]:
     """Returns the measures of results/fedac_art/controls.py, if a run has them.
 
-    noisy_gap is the fraction of wrong labels in small minus in large clusters, in points.
+    noisy_gap is the fraction of wrong labels in small minus in large clusters, in points. auc_gain
+    is how much better the loss finds wrong labels.
     """
     measured = run.reindex(columns=["noisy_small", "noisy_large", "spearman", *AREAS]).max()
     values = measured.dropna().to_dict()
     if "noisy_small" in values:
         values["noisy_gap"] = 100 * (values.pop("noisy_small") - values.pop("noisy_large"))
+    if "auc_loss" in values:
+        values["auc_gain"] = values["auc_loss"] - values["auc_size"]
     return values
 
 

@@ -536,6 +536,8 @@ def test_what_it_took_to_the_bases_accuracy():
     for row in table[-9:]:
         row["own_pooled"] = 100 - row["accuracy"]
         row["rank_correlation"] = row["accuracy"] / 10
+    last = {"noisy_small": 0.5, "noisy_large": 0.25, "auc_size": 0.5, "auc_loss": 0.75}
+    table[-1] |= last  # of results/fedac_art/controls.py
     found = evidence.summarise(pd.DataFrame(table)).set_index(["method", "measure"]).value
     assert found["fedavg", "last10"] == 20 and found["fedavg", "final"] == 30
     assert found["fedavg", "rounds_to_base"] == 2 and found["fedavg", "uploads_to_base"] == 4
@@ -550,6 +552,7 @@ def test_what_it_took_to_the_bases_accuracy():
     assert targets.to_dict() == {"fedavg": 3, "fedavg+cl": 4, "fedavg+random": 4, "rising": 10}
     assert found["rising", "best5_pooled"] == 97  # of 99, 98, .. 91
     assert found["rising", "rank_correlation"] == 0.5  # of 0.1, 0.2, .. 0.9
+    assert found["rising", "noisy_gap"] == 25 and found["rising", "auc_gain"] == 0.25
     assert not {("fedavg", "best5_pooled"), ("fedavg", "rank_correlation")} & {*found.index}
     assert "diverged" not in found.index.get_level_values("method")
 
