@@ -967,7 +967,10 @@ def test_results_of_a_command(work, capsys):
     assert {f"r/{name}" for name in drawn | {"table.csv", "partition.csv"}} <= written
     assert len(checkpoints("r")) == 4
     assert "tiny.npz, alpha 0.1, lenet5, 2 trials, accuracy in %" in printed
-    assert "a - b, final: +0.00 [+0.00, +0.00], p 1\n" in printed and "results: r\n" in printed
+    assert (
+        "a - b, final: +0.00 [+0.00, +0.00], p 1: undecided\n" in printed
+        and "results: r\n" in printed
+    )
 
 
 def test_partition_csv_is_what_the_first_trial_trains_on(work):

@@ -543,10 +543,11 @@ def test_a_batch_of_one_that_a_net_cannot_learn_from_is_refused_before_training(
     whole = np.array([[0, 1], [2, 3]])
     update = train(model, theta, data, np.array([4]), [whole], Local(0.1))
     assert update.gather_thetas().isfinite().all()
-    message = "^--model .*:Net: .*batch of one .*more than 1 value.*client 7.*short last one$"
+    message = "^--model .*:Net: .*batch of one .*more than 1 value.*{}.*last one$"
     batches = [whole, np.array([[0, 1], [2, -1]])]
-    with pytest.raises(UsageError, match=message):
-        train(model, theta, data, np.array([4, 7]), batches, Local(0.1))
+    for m, whose in ((7, "client 7"), (-1, "training on all data")):
+        with pytest.raises(UsageError, match=message.format(whose)):
+            train(model, theta, data, np.array([4, m]), batches, Local(0.1))
     assert torch.equal(theta, model.init(0))
 
 
