@@ -70,7 +70,8 @@ def main(script: Script, argv: list[str] | None = None) -> None:
     with patient_output():
         try:
             refuse_strangers()
-            configs, command.swept = parse(script.config, script.presets, script.doc, argv)
+            configs, swept = parse(script.config, script.presets, script.doc, argv)
+            command.sweep(swept, configs)
             with sigterm_as_ctrl_c():
                 conduct(command, configs, line)
         except KeyboardInterrupt as error:  # heard by all ranks

@@ -98,13 +98,13 @@ def plot_summary(df: pd.DataFrame, path: Path) -> None:
     if len(rows):
         x = "gap"
         draw = functools.partial(draw_dots, band=student, zero=True)
-        note = f"{first} minus another method, after the last round\n"
-        note += dots_note(rows, "95 % interval")
+        note = f"{first} minus another method, after the last round"
+        note += note_on(rows, "95 % interval", are_dots=True)
     else:
         rows = df.dropna(subset="accuracy")
         x = "accuracy"
         draw = draw_dots
-        note = f"after the last round\n{dots_note(rows, 'standard deviation')}"
+        note = "after the last round" + note_on(rows, "standard deviation", are_dots=True)
     last = rows.groupby(RUN, sort=False).last().reset_index()
     last.attrs = rows.attrs
     last = last.assign(name=last.setting, setting="-")
@@ -122,16 +122,16 @@ def curves(df: pd.DataFrame, path: Path, *columns: str, marks="", log="") -> Non
     Each setting has a panel for each column, below one another.
     """
     draw = functools.partial(draw_lines, marks=marks, log=log)
-    panels = [("round", column) for column in columns]
     note = note_on(df, "standard deviation")
     if marks in df:
         note += f"\ndots: {marks} rounds of a trial"
-    plot(df, path, panels, draw, note)
+    plot(df, path, [("round", column) for column in columns], draw, note)
 
 
 def dots(df: pd.DataFrame, path: Path, column: str) -> None:
     """Plots each run's value of a column, a line for each method, and the means."""
-    plot(df, path, [(column, "method")], draw_dots, dots_note(df, "standard deviation"), shared="x")
+    note = note_on(df, "standard deviation", are_dots=True)
+    plot(df, path, [(column, "method")], draw_dots, note, shared="x")
 
 
 def plot_partition(counts: dict, folder: Path, title: str) -> None:
@@ -217,24 +217,17 @@ def styles(df: pd.DataFrame) -> dict[str, dict]:
     return found
 
 
-def note_on(df: pd.DataFrame, band: str) -> str:
-    """Returns a line that says how a figure shows several trials."""
+def note_on(df: pd.DataFrame, band: str, are_dots=False) -> str:
+    """Returns a line that says how `draw_lines`, or `draw_dots`, shows several trials."""
     trials = df.trial.nunique()
     if trials == 1:
         return ""
-    if trials < FEW:
-        return "\nbold: mean; thin: each trial"
-    return f"\nline: mean; band: {band}"
-
-
-def dots_note(df: pd.DataFrame, band: str) -> str:
-    """Returns a line that explains `draw_dots`."""
-    trials = df.trial.nunique()
-    if trials == 1:
-        return ""
-    if trials < FEW:
-        return "diamond: mean; dot: a trial"
-    return f"diamond: mean; dot: a trial; line: {band}"
+    few = "bold: mean; thin: each trial"
+    many = f"line: mean; band: {band}"
+    if are_dots:
+        few = "diamond: mean; dot: a trial"
+        many = f"{few}; line: {band}"
+    return "\n" + (few if trials < FEW else many)
 
 
 def share(axis, first, shared: str) -> None:
@@ -262,8 +255,7 @@ def draw_lines(
     band    the function of the trials' values that returns a band's limits
     zero    whether there is a line where y is 0
     prefix  is written before each name
-    marks   a column that is 1 in the rows that have a dot
-    log     a column whose axis is logarithmic
+    marks, log  as in `curves`
     """
     rows = rows.dropna(subset=y)
     few = rows.trial.nunique() < FEW

@@ -315,7 +315,6 @@ class Parser(argparse.ArgumentParser):
 def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list, list[str]]:
     """Returns the config of each point of the sweep, and the names of the swept options.
 
-    An option with a function of a user's among its values makes methods: it is not among the names.
     presets  {name: command line}. Options that stand next to --preset replace the preset's.
     doc      the script's docstring. It begins with an example.
     Raises UsageError for what cannot be read, or is outside its limits.
@@ -346,13 +345,7 @@ def parse(config_class, presets: dict, doc: str, argv: list[str]) -> tuple[list,
         config = config_class(**dict(zip(grid, point, strict=True)))
         config.check()
         configs.append(config)
-    swept = [name for name, values in grid.items() if len(values) > 1]
-    return configs, [name for name in swept if not has_own_method(config_class, name, grid[name])]
-
-
-def has_own_method(config_class, name: str, values: list) -> bool:
-    """Whether one of an option's values is a user's function for a method, not a model."""
-    return about_flag(config_class, name)["role"] == "" and any(map(is_own, values))
+    return configs, [name for name, values in grid.items() if len(values) > 1]
 
 
 def make_parser(config_class, presets: dict, example: str) -> Parser:

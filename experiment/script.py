@@ -6,9 +6,9 @@ from pathlib import Path
 
 from bases import BASES
 from nets import NETS
-from user_files import ROOT, file_of, is_ours
+from user_files import ROOT, file_of, is_ours, is_own
 
-from .flags import Config
+from .flags import Config, about_flag
 
 NO_SETTING = "-"  # where nothing is swept but the methods
 
@@ -72,7 +72,7 @@ class Script:
 class Command:
     """One command line of a script.
 
-    swept   the options that have several values
+    swept   the options that have several values, without those that `sweep` leaves out
     folder  where its results are; it is chosen before training begins
     ranks   how many processes train one run together
     auto    what --device auto means; empty: a GPU, if one works
@@ -83,6 +83,15 @@ class Command:
     folder: Path | None = None
     ranks: int = 1
     auto: str = ""
+
+    def sweep(self, names: Sequence[str], configs: Sequence[Config]) -> None:
+        """Notes the swept options. One of whose values is a user's function makes methods."""
+        self.swept = []
+        for name in names:
+            is_of_methods = about_flag(self.script.config, name)["role"] == ""
+            values = [getattr(config, name) for config in configs]
+            if not (is_of_methods and any(map(is_own, values))):
+                self.swept.append(name)
 
     def setting(self, config: Config, flags) -> str:
         """'alpha=0.05 base=fedprox': the swept ones of these options that are not compared."""
