@@ -44,14 +44,14 @@ class Work:
     samples  how many samples these steps have together
     scored   on how many samples a model is evaluated, without the tests
     seconds  of other work on one core, also if a GPU trains
-    shared   what the methods of a trial do only once, such as training an expert
+
+    What the methods of a trial do only once, such as training an expert, counts in each of them.
     """
 
     steps: float
     samples: float
     scored: float = 0.0
     seconds: float = 0.0
-    shared: "Work | None" = None
 
 
 @dataclasses.dataclass
@@ -62,21 +62,16 @@ class Cost:
     core: float = 0.0
     card: float = 0.0
 
-    def add(self, times: int, work: Work, config, shape: tuple, rounds=0, is_alone=False) -> None:
-        """Adds so much work of a config's model, on samples of this shape.
-
-        is_alone  whether one model trains, as an expert does, and not several clients
-        """
+    def add(self, config, work: Work, shape: tuple) -> None:
+        """Adds this work of a config's model, on samples of this shape, in each trial."""
         ms = table().get(key_of(config, shape), UNKNOWN)
         core = work.steps * ms["step_ms"] + work.samples * ms["sample_ms"]
-        if is_alone and ms["step_ms"] < 1:
-            core *= 2  # a stack of small models takes half as long as one after the other
         core += work.scored * ms["score_ms"]
         card = work.steps * ms["h100_ms"] * max(1, config.batch_size / 16)
-        self.steps += times * work.steps
-        other = work.seconds + rounds * ROUND
-        self.core += times * (core / 1000 + other)
-        self.card += times * (card / 1000 + other)
+        other = work.seconds + config.rounds * ROUND
+        self.steps += config.trials * work.steps
+        self.core += config.trials * (core / 1000 + other)
+        self.card += config.trials * (card / 1000 + other)
 
     def on(self, cores: int) -> str:
         """Returns for example "3 h on 2 cores, 9 min on an H100", as far as it is known."""
@@ -95,7 +90,6 @@ def cost_of(configs: Iterable, may_read=False) -> Cost:
     may_read  whether a data set of unknown size is read
     """
     total = Cost()
-    seen = set()
     for config in configs:
         n, tests, shape = size_of(config, may_read)
         work = config.work(n)
@@ -105,11 +99,7 @@ def cost_of(configs: Iterable, may_read=False) -> Cost:
         work.scored += tested
         if config.base == "moon":  # the received and the client's last model see each batch, too
             work.scored += 2 * work.samples
-        total.add(config.trials, work, config, shape, config.rounds)
-        whose = repr(config.flags("central"))
-        if work.shared and whose not in seen:
-            total.add(config.trials, work.shared, config, shape, is_alone=True)
-            seen.add(whose)
+        total.add(config, work, shape)
     return total
 
 
