@@ -12,7 +12,6 @@ import numbers
 import os
 import shlex
 import sys
-import types
 
 import common
 from bases import BASES
@@ -241,21 +240,16 @@ def check_config(config_class) -> None:
             raise UsageError(f"{where} is no option: choose another name")
         if field.default is dataclasses.MISSING or not field.init:
             raise UsageError(f"{where} is no option: write = and its default, or flag(default, ..)")
+        kind = about_flag(config_class, field.name)["kind"]
+        if kind not in KINDS:
+            raise UsageError(f"{where} has a {kind.__name__}; wanted a bool, str, int or float")
     for name in dir(config_class):
         owner = next(owner for owner in config_class.__mro__ if name in vars(owner))
         value = vars(owner)[name]
         default = defaults.get(name, value)
-        if name in defaults and isinstance(value, types.MemberDescriptorType):
-            raise UsageError(f"{owner.__name__}: leave out slots=True, which hides options")
         if isinstance(value, dataclasses.Field) or not (value is default or value == default):
             advice = f"write its type and value in {config_class.__name__}, below @dataclass"
-            raise UsageError(f"{owner.__name__}.{name} is no option: {advice}")
-    for name in defaults:
-        kind = about_flag(config_class, name)["kind"]
-        if kind not in KINDS:
-            known = ", ".join(known.__name__ for known in KINDS)
-            found = f"{config_class.__name__}.{name} has a default of type {kind.__name__}"
-            raise UsageError(f"{found}; wanted one of {known}")
+            raise UsageError(f"{owner.__name__}.{name} is no option: {advice}, without slots=True")
 
 
 def option(name: str) -> str:
@@ -278,14 +272,14 @@ def check_value(config_class, name: str, value) -> None:
 
 def fault_of(value, about: dict) -> str:
     """Returns what to choose instead of this value; nothing if it is allowed."""
-    wanted, words = KINDS[about["kind"]]
+    kind = about["kind"]
+    wanted, words = KINDS[kind]
     choices = about["choices"]
-    if not isinstance(value, wanted):
-        is_text = isinstance(value, str) and convert(about["kind"], value) is not value
-        return words + ", not text" * is_text
+    if not isinstance(value, wanted) or isinstance(value, bool) != (kind is bool):
+        return words + ", not text" * isinstance(value, str)
     if choices and value not in choices:
         return f"one of {', '.join(choices)}"
-    if about["kind"] in (bool, str):
+    if kind in (bool, str):
         return ""
     low = about["low"]
     high = about["high"]
