@@ -124,14 +124,13 @@ def kept_of(path: Path, content) -> dict:
     """Returns `KEPT` as a checkpoint's content; UsageError if it is anything else."""
     try:
         kept = {name: content[name] for name in KEPT}
-        rounds = [row["round"] for row in kept["rows"]]
-        for row in kept["rows"]:
-            tested = row.keys() & {"accuracy", "loss"}
-            wanted = () if "diverged" in row else (*TOTALS, *tested)
-            math.fsum(row[name] for name in wanted)  # fails unless they are numbers
         is_sound = all(type(kept[name]) is kind for name, kind in KEPT.items())
-        is_sound &= rounds == [*range(1, len(rounds) + 1)]
-        is_sound &= bool(rounds) or not kept["finished"]
+        is_sound &= bool(kept["rows"]) or not kept["finished"]
+        for t, row in enumerate(kept["rows"]):
+            is_sound &= row["round"] == t + 1
+            if "diverged" not in row:
+                tested = row.keys() & {"accuracy", "loss"}
+                math.fsum(row[name] for name in (*TOTALS, *tested))  # fails without numbers
     except (AttributeError, KeyError, TypeError, IndexError):
         is_sound = False
     if not is_sound:
@@ -247,7 +246,7 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
         similar = {*folder.glob(f"checkpoints/{name}")}
         if similar and not similar & mine:
             fingerprints = [read(path, run.device)["fingerprint"] for path in sorted(similar)]
-            changes = [differences(before, run.fingerprint) for before in fingerprints]
+            changes = (differences(before, run.fingerprint) for before in fingerprints)
             changed = "; ".join(min(changes, key=len))
             raise UsageError(f"--resume: {folder} holds another run ({changed})")
     note_code(folder, runs[0].script.title(), resume)
