@@ -203,7 +203,7 @@ def choose_device(command: Command, runs: list[Run], name: str) -> str:
 
 def estimate(runs: list[Run]) -> tuple[Cost, int]:
     """Returns what these runs cost, and how many cores would train them."""
-    cost = cost_of([run.config for run in runs if run.trial == 0], may_read=True)
+    cost = cost_of([run.config for run in runs if run.trial == 0])
     return cost, max(ranks(), count_processes(runs, "cpu"))
 
 

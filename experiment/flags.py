@@ -236,10 +236,8 @@ def check_config(config_class) -> None:
     taken |= {f"no_{name}" for name in defaults if isinstance(defaults[name], bool)}  # --no-resume
     for field in dataclasses.fields(config_class):
         where = f"{config_class.__name__}.{field.name}"
-        if field.name in taken or field.name.startswith("_"):
-            raise UsageError(f"{where} is no option: choose another name")
-        if field.default is dataclasses.MISSING or not field.init:
-            raise UsageError(f"{where} is no option: write = and its default, or flag(default, ..)")
+        if field.name in taken or field.name.startswith("_") or not field.init:
+            raise UsageError(f"{where} is no option: choose another name, and leave out init=False")
         kind = about_flag(config_class, field.name)["kind"]
         if kind not in KINDS:
             raise UsageError(f"{where} has a {kind.__name__}; wanted a bool, str, int or float")

@@ -64,7 +64,7 @@ class Progress:
         self.total = total
         self.rounds = {}  # of each run
         self.tenths = 0
-        is_hidden = rank() > 0 or not sys.stderr.isatty()
+        is_hidden = rank() > 0 or None  # None: where standard error is no terminal
         self.bar = tqdm(total=total, unit="round", leave=False, disable=is_hidden)
 
     def __call__(self, run: str, rounds: int, accuracy: float) -> None:

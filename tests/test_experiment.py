@@ -388,7 +388,7 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
             experiment.parse(config, {}, DOC, [])
     for made in (field(default=5, init=False), field(default_factory=int)):
         config = make_dataclass("Own", [("clients", int, made)], bases=(Config,))
-        with pytest.raises(UsageError, match="^Own.clients is no option"):
+        with pytest.raises(UsageError, match="clients is no option"):
             experiment.parse(config, {}, DOC, [])
     for config in (Free, Cached, Equal):
         assert experiment.parse(config, {}, DOC, [])
