@@ -200,9 +200,9 @@ class Config:
             about = about_flag(type(self), name)
             is_used = about["when"] is None or about["when"](self)
             if about["role"] in roles and is_used and name not in BASES[self.base].unread:
-                value = getattr(self, name)
-                is_real = about["kind"] is float and isinstance(value, numbers.Real)
-                values[name] = float(value) if is_real else value  # 1 and 1.0 are one value
+                values[name] = getattr(self, name)
+                if about["kind"] is float:
+                    values[name] = float(values[name])  # 1 and 1.0 are one value
         return values
 
     def results_depend_on(self) -> dict:
