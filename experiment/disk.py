@@ -156,7 +156,7 @@ def differences(before: dict, now: dict) -> list[str]:
 # --------------------------------------------------------------------------------- the folder
 
 CHECKPOINTS = "checkpoints/*-trial*.pt"
-CODE = ".code.json"  # {file: its checksum, or null if the runs have several versions}
+CODE = ".code.json"  # {file: its checksum, null if there were several; "script": its name}
 HALVES = ".results-*"  # what a killed process has not moved to its place
 
 

@@ -1708,7 +1708,7 @@ def test_a_reader_that_is_gone_stops_no_training(work):
     running.stdout.close()
     running.stderr.close()
     assert running.wait(timeout=300) == 0 and Path("r/summary.json").exists()
-    shell = f"exec {sys.executable} {__file__} {' '.join(SMALL)} --out=s <&- >&- 2>&-"
+    shell = f"exec {sys.executable} {__file__} {' '.join(SMALL)} --jobs=2 --out=s <&- >&- 2>&-"
     running = process(work, script=["sh", "-c", shell])
     assert running.wait(timeout=300) == 0 and table("s") == table("r")
 
