@@ -189,14 +189,15 @@ class Config(experiment.Config):
         return {"mean": None}
 
     def work(self, n: int) -> experiment.Work:
-        """Returns about what a run does, with its scores and, once in a trial, an expert."""
+        """Returns about what a run does, with its scores and an expert."""
         work = super().work(n)
         work.scored = n  # by the expert
         if self.score == "G":
             rankings = is_ranked(self.data_order) + is_ranked(self.client_order)
             work.scored += rankings * work.samples / self.epochs
         E = self.expert_epochs
-        work.shared = experiment.Work(E * n / self.batch_size, E * n)
+        work.steps += E * n / self.batch_size
+        work.samples += E * n
         return work
 
     def reads_rounds(self) -> bool:

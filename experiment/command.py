@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from errors import GPU_ERRORS, NonFiniteError, UsageError, first_line, is_out_of_memory
-from user_files import OURS, ROOT, is_ours
+from user_files import ROOT
 
 from . import figures, report
 from .costs import HOUR, Cost, cost_of
@@ -34,10 +34,9 @@ from .disk import (
     check_folder,
     choose_folder,
     claim,
-    delete,
+    delete_older,
     device_of_before,
     files_in,
-    files_of_before,
     locked,
     written_aside,
 )
@@ -47,6 +46,7 @@ from .ranks import joined_ranks, leave_group, on_first_rank, rank, ranks
 from .runs import Run, plan
 from .script import Command, Script
 from .terminal import patient_output, say
+from .weights import initial_weights
 from .workers import FAILED_START, count_processes, is_starting, train_all, workers
 
 
@@ -69,7 +69,6 @@ def main(script: Script, argv: list[str] | None = None) -> None:
     command = Command(script)
     with patient_output():
         try:
-            refuse_strangers()
             configs, swept = parse(script.config, script.presets, script.doc, argv)
             command.sweep(swept, configs)
             with sigterm_as_ctrl_c():
@@ -103,14 +102,6 @@ def sigterm_as_ctrl_c():
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def refuse_strangers() -> None:
-    """Raises UsageError if another module was found before one of our modules."""
-    for name in OURS:
-        found = getattr(sys.modules.get(name), "__file__", None)
-        if found and not is_ours(found):
-            raise UsageError(f"{found} is imported instead of our {name}.py: rename it")
 
 
 def explain(error: Exception) -> tuple[int, str]:
@@ -212,7 +203,7 @@ def choose_device(command: Command, runs: list[Run], name: str) -> str:
 
 def estimate(runs: list[Run]) -> tuple[Cost, int]:
     """Returns what these runs cost, and how many cores would train them."""
-    cost = cost_of([run.config for run in runs if run.trial == 0], may_read=True)
+    cost = cost_of([run.config for run in runs if run.trial == 0])
     return cost, max(ranks(), count_processes(runs, "cpu"))
 
 
@@ -244,7 +235,7 @@ def build_all(settings: dict[str, list[Run]]) -> dict[str, np.ndarray]:
         federations = [run.fl for run in runs if run.trial == 0]
         for run in runs:
             if run.config.init:  # before training, it is seen to be there for every trial
-                run.initial()
+                initial_weights(run)
         counts[setting] = federations[0].count_labels()
     return counts
 
@@ -263,18 +254,14 @@ def suggest_chunk(runs: list[Run]) -> None:
 def title_of(config: Config, swept: list[str]) -> str:
     """Returns the data set, how it is divided, and the model, in words.
 
-    Each setting names what differs between settings.
+    What is swept is left out: each setting names it.
     """
-    words = [Path(config.dataset).name]
-    if "dataset" in swept:
-        words = ["several data sets"]
-    if "partition" not in swept and not reads_alpha(config):
-        words.append(config.partition)
-    elif "partition" not in swept and "alpha" not in swept:
-        words.append(f"alpha {config.alpha:g}")
-    if "model" not in swept:
-        words.append(Path(config.model).name)
-    return ", ".join(words)
+    words = {"dataset": Path(config.dataset).name, "partition": config.partition}
+    if reads_alpha(config) and "partition" not in swept:
+        words.pop("partition")
+        words["alpha"] = f"alpha {config.alpha:g}"
+    words["model"] = Path(config.model).name
+    return ", ".join(word for name, word in words.items() if name not in swept) or "a sweep"
 
 
 def conclude(command: Command, settings: dict[str, list[Run]], counts: dict, about: dict) -> None:
@@ -293,9 +280,7 @@ def conclude(command: Command, settings: dict[str, list[Run]], counts: dict, abo
         df = report.write_metrics(rows, folder, f"{title}, {trials}")
         results = report.write_results(df, folder)
         tables = files_in(folder)
-    for name in [*files_of_before(command.folder), "summary.json"]:  # it names the others
-        if name not in tables:
-            delete(command.folder / name)
+    delete_older(command.folder, tables)
     with written_aside(command.folder) as folder:
         figures.plot_partition(counts, folder, title)
         if any(finite.values()):

@@ -5,7 +5,7 @@ column h100_ms is one step of one client on an H100, in batches of at most 16. I
 commit 1083be6 with a sketch of recorded steps, not with this code: for LeNet-5, AlexNet, VGG-11 and
 ResNet-9 with batch norms in rounds of unequal clients, for the others with equal clients, which
 takes less. An estimate may be wrong by a factor of 2, and other processors differ more. Where
-nothing was measured, as for a user's own model, it is NaN.
+nothing was measured, as for a user's own model or data, it is NaN.
 """
 
 import csv
@@ -15,15 +15,14 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from data import load_data
-from nets import NETS, SIDE
+from nets import SIDE
 
 TABLE = Path(__file__).with_name("costs.csv")
 START = 5.0  # seconds: imports, tables and figures
 ROUND = 0.03  # seconds in addition to steps: batches, averages, a row
 HOUR = 3600
 UNKNOWN = dict.fromkeys(("step_ms", "sample_ms", "score_ms", "h100_ms"), math.nan)
-SAMPLES = {  # of a data set: training samples, test samples, shape. --list-presets reads no data
+SAMPLES = {  # of a data set: training samples, test samples, shape. No data is read
     "digits": (1437, 360, (28, 28, 1)),
     "mnist": (60_000, 10_000, (28, 28, 1)),
     "fmnist": (60_000, 10_000, (28, 28, 1)),
@@ -44,14 +43,14 @@ class Work:
     samples  how many samples these steps have together
     scored   on how many samples a model is evaluated, without the tests
     seconds  of other work on one core, also if a GPU trains
-    shared   what the methods of a trial do only once, such as training an expert
+
+    What the methods of a trial do only once, such as training an expert, counts in each of them.
     """
 
     steps: float
     samples: float
     scored: float = 0.0
     seconds: float = 0.0
-    shared: "Work | None" = None
 
 
 @dataclasses.dataclass
@@ -62,21 +61,16 @@ class Cost:
     core: float = 0.0
     card: float = 0.0
 
-    def add(self, times: int, work: Work, config, shape: tuple, rounds=0, is_alone=False) -> None:
-        """Adds so much work of a config's model, on samples of this shape.
-
-        is_alone  whether one model trains, as an expert does, and not several clients
-        """
+    def add(self, config, work: Work, shape: tuple) -> None:
+        """Adds this work of a config's model, on samples of this shape, in each trial."""
         ms = table().get(key_of(config, shape), UNKNOWN)
         core = work.steps * ms["step_ms"] + work.samples * ms["sample_ms"]
-        if is_alone and ms["step_ms"] < 1:
-            core *= 2  # a stack of small models takes half as long as one after the other
         core += work.scored * ms["score_ms"]
         card = work.steps * ms["h100_ms"] * max(1, config.batch_size / 16)
-        self.steps += times * work.steps
-        other = work.seconds + rounds * ROUND
-        self.core += times * (core / 1000 + other)
-        self.card += times * (card / 1000 + other)
+        other = work.seconds + config.rounds * ROUND
+        self.steps += config.trials * work.steps
+        self.core += config.trials * (core / 1000 + other)
+        self.card += config.trials * (card / 1000 + other)
 
     def on(self, cores: int) -> str:
         """Returns for example "3 h on 2 cores, 9 min on an H100", as far as it is known."""
@@ -89,15 +83,11 @@ class Cost:
         return ", ".join(words)
 
 
-def cost_of(configs: Iterable, may_read=False) -> Cost:
-    """Returns the cost of these configs, one for each method and setting, with all their trials.
-
-    may_read  whether a data set of unknown size is read
-    """
+def cost_of(configs: Iterable) -> Cost:
+    """Returns the cost of these configs, one for each method and setting, with all their trials."""
     total = Cost()
-    seen = set()
     for config in configs:
-        n, tests, shape = size_of(config, may_read)
+        n, tests, shape = size_of(config)
         work = config.work(n)
         tested = tests * math.ceil(config.rounds / config.eval_every)
         if config.base == "solo":  # each client has a model of its own
@@ -105,11 +95,7 @@ def cost_of(configs: Iterable, may_read=False) -> Cost:
         work.scored += tested
         if config.base == "moon":  # the received and the client's last model see each batch, too
             work.scored += 2 * work.samples
-        total.add(config.trials, work, config, shape, config.rounds)
-        whose = repr(config.flags("central"))
-        if work.shared and whose not in seen:
-            total.add(config.trials, work.shared, config, shape, is_alone=True)
-            seen.add(whose)
+        total.add(config, work, shape)
     return total
 
 
@@ -125,21 +111,16 @@ def price_tag(configs: list) -> str:
     return ", ".join([f": {cost.steps:,.0f} local steps", *filter(None, [cost.on(1)])])
 
 
-def size_of(config, may_read: bool) -> tuple[float, float, tuple]:
+def size_of(config) -> tuple[float, float, tuple]:
     """Returns how many training and test samples a config's data set has, and a sample's shape.
 
     The numbers are NaN if they are not known.
     """
-    side = SIDE.get(config.model, 0)
-    if config.dataset in SAMPLES:
-        n, tests, shape = SAMPLES[config.dataset]
-        if len(shape) == 3:
-            shape = (max(side, shape[0]), max(side, shape[1]), shape[2])
-        return n, tests, shape
-    if may_read and config.model in NETS:
-        data = load_data(config.dataset, config.data_dir, "cpu", side)
-        return len(data.y_train), len(data.y_test), tuple(data.x_train.shape[1:])
-    return math.nan, math.nan, ()
+    n, tests, shape = SAMPLES.get(config.dataset, (math.nan, math.nan, ()))
+    if len(shape) == 3:
+        side = max(shape[0], SIDE.get(config.model, 0))
+        shape = (side, side, shape[2])
+    return n, tests, shape
 
 
 def key_of(config, shape: tuple) -> tuple:

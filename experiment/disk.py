@@ -6,7 +6,7 @@ A kill leaves the old file or the new one. What is read is checked.
 import contextlib
 import itertools
 import json
-import numbers
+import math
 import os
 import pickle
 import re
@@ -99,10 +99,7 @@ def read(path: Path, device: str) -> dict:
             if file.testzip():  # torch does not look at the checksums
                 raise ValueError
         saved = torch.load(path, weights_only=True, map_location=place)
-        for value in saved["fingerprint"].values():
-            if not isinstance(value, str | numbers.Number | None):
-                raise ValueError
-        if "content" not in saved:
+        if not isinstance(saved["fingerprint"], dict) or "content" not in saved:
             raise ValueError
     except OSError as error:
         raise OSError(f"{path}: cannot be read ({error.strerror})") from None
@@ -128,13 +125,12 @@ def kept_of(path: Path, content) -> dict:
     try:
         kept = {name: content[name] for name in KEPT}
         is_sound = all(type(kept[name]) is kind for name, kind in KEPT.items())
-        for t, row in enumerate(kept["rows"]):
-            row = {"accuracy": 0, "loss": 0} | row  # not all rounds are tested
-            wanted = () if "diverged" in row else (*TOTALS, "accuracy", "loss")
-            for name in wanted:
-                is_sound &= isinstance(row[name], int | float)
-            is_sound &= row["round"] == t + 1
         is_sound &= bool(kept["rows"]) or not kept["finished"]
+        for t, row in enumerate(kept["rows"]):
+            is_sound &= row["round"] == t + 1
+            if "diverged" not in row:
+                tested = row.keys() & {"accuracy", "loss"}
+                math.fsum(row[name] for name in (*TOTALS, *tested))  # fails without numbers
     except (AttributeError, KeyError, TypeError, IndexError):
         is_sound = False
     if not is_sound:
@@ -143,50 +139,51 @@ def kept_of(path: Path, content) -> dict:
 
 
 def differences(before: dict, now: dict) -> list[str]:
-    """Says what changed, with both values."""
+    """Says what changed, with both values. Values are equal if their texts are."""
     found = []
     for name in before | now:
-        if before.get(name) == now.get(name):
+        old = str(before.get(name))
+        new = str(now.get(name))
+        if old == new:
             continue
         if name.endswith(", checksum") and name in before and name in now:
             found.append(f"{name.removesuffix(', checksum')}, or one that it imports, was edited")
         else:
-            found.append(f"{name} {before.get(name)}, not {now.get(name)}")
+            found.append(f"{name} {old}, not {new}")
     return found
 
 
 # --------------------------------------------------------------------------------- the folder
 
 CHECKPOINTS = "checkpoints/*-trial*.pt"
-CODE = ".code.json"  # {file: checksums of its versions}
+CODE = ".code.json"  # {file: its checksum, null if there were several; "script": its name}
+HALVES = ".results-*"  # what a killed process has not moved to its place
 
 
 def check_folder(folder: Path, resume: bool) -> None:
     """Raises UsageError unless a command can begin here or, with `resume`, continue.
 
-    It can begin where nothing is, and continue where a checkpoint is, or where it was stopped
-    before its first checkpoint.
+    It can begin where nothing is. It can continue where a checkpoint is. It can do both where a
+    command was stopped before its first checkpoint.
     """
     try:
         str(folder).encode()
     except UnicodeError:  # torch cannot open it
         raise UsageError(f"--out {str(folder)!a}: choose a name of plain letters") from None
-    has_runs = any(folder.glob(CHECKPOINTS))
-    names = {path.name for path in folder.glob("*")} - {".lock", CODE}
-    halves = {path.name for path in folder.glob(".results-*")}
-    is_new = folder.is_dir() and not names - halves - {"checkpoints"}
-    if resume and not has_runs and not is_new:
-        raise UsageError(f"--resume --out {folder}: nothing to resume, it holds no checkpoint")
-    if not resume and os.path.lexists(folder) and not folder.is_dir():
-        raise UsageError(f"--out {folder}: is a file; choose a folder")
-    if not resume and names:
-        advice = "results; --resume continues" if has_runs else "files; choose an empty folder"
-        raise UsageError(f"--out {folder}: holds {advice}")
+    if any(folder.glob(CHECKPOINTS)):
+        if resume:
+            return
+        raise UsageError(f"--out {folder}: holds results; --resume continues")
+    if resume and not folder.exists():
+        raise UsageError(f"--resume --out {folder}: nothing to resume, it is not there")
+    ours = {folder / ".lock", folder / CODE, folder / "checkpoints", *folder.glob(HALVES)}
+    if folder.is_file() or {*folder.glob("*")} - ours:
+        raise UsageError(f"--out {folder}: holds files, but no checkpoint; choose an empty folder")
 
 
 def device_of_before(folder: Path) -> str:
     """Returns the device of the runs in this folder; nothing if there is none."""
-    for path in folder.glob("checkpoints/*-trial*.pt"):
+    for path in folder.glob(CHECKPOINTS):
         return read(path, "cpu")["fingerprint"]["device"]
     return ""
 
@@ -236,55 +233,38 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
 
     A resumed sweep may have more values than before, or fewer, or other methods. But if runs of a
     method and trial are there, one of them must be the command's, too. Otherwise this raises
-    UsageError. It names what differs from the most similar run. It also raises UsageError if all
-    runs there are another script's.
+    UsageError. It names what differs from the most similar run.
     """
     check_folder(folder, resume)
     for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
         half.unlink()
-    for half in folder.glob(".results-*"):
+    for half in folder.glob(HALVES):
         shutil.rmtree(half)
-    found = {*folder.glob(CHECKPOINTS)}
     mine = {run.path for run in runs}
-    if found and not found & mine:
-        refuse_other_scripts(folder, found, runs[0])
     for run in runs:
         name = f"{file_label(run.method)}-????????-trial{run.trial}.pt"
         similar = {*folder.glob(f"checkpoints/{name}")}
         if similar and not similar & mine:
             fingerprints = [read(path, run.device)["fingerprint"] for path in sorted(similar)]
-            changes = [differences(before, run.fingerprint) for before in fingerprints]
+            changes = (differences(before, run.fingerprint) for before in fingerprints)
             changed = "; ".join(min(changes, key=len))
             raise UsageError(f"--resume: {folder} holds another run ({changed})")
-    note_code(folder, resume)
+    note_code(folder, runs[0].script.title(), resume)
 
 
-def refuse_other_scripts(folder: Path, found: set[Path], run) -> None:
-    """Raises UsageError if the checkpoints that were found are all other scripts' than this run."""
-    mine = run.script.title()
-    others = set()
-    for path in found:
-        content = read(path, run.device)["content"]
-        if isinstance(content, dict):  # what `Run.cached` has saved is none
-            others.add(str(content.get("made_by", mine)))  # older ones do not say it
-    if others and mine not in others:
-        names = ", ".join(sorted(others))
-        raise UsageError(f"--resume: {folder} holds runs of {names}, not {mine}")
+def note_code(folder: Path, script: str, resume: bool) -> None:
+    """Notes which script and which code train here. If our code was edited, one line says so.
 
-
-def note_code(folder: Path, resume: bool) -> None:
-    """Notes which versions of our code train here. If a file has several, one line says so."""
-    versions = read_json(folder / CODE) if resume else {}
-    edited = []
-    for file, checksum in our_code().items():
-        known = versions.get(file)
-        if not isinstance(known, list):  # it is new, or somebody wrote into the file
-            known = []
-        versions[file] = [other for other in known if other != checksum] + [checksum]
-        if len(versions[file]) > 1:
-            edited.append(file)
+    Raises UsageError if the runs are another script's.
+    """
+    noted = read_json(folder / CODE) if resume else {}
+    if noted.get("script", script) != script:
+        raise UsageError(f"--resume: {folder} holds runs of {noted['script']}, not {script}")
+    code = our_code()
+    edited = [file for file in code if noted.get(file, code[file]) != code[file]]
+    noted |= code | dict.fromkeys(edited) | {"script": script}
     with written_aside(folder) as half:
-        (half / CODE).write_text(json.dumps(versions, indent=1))
+        (half / CODE).write_text(json.dumps(noted, indent=1))
     if edited:
         say(f"{', '.join(edited)}: edited since these runs began")
 
@@ -304,7 +284,7 @@ def read_json(path: Path) -> dict:
 @contextlib.contextmanager
 def written_aside(folder: Path):
     """Yields an empty folder. At the end of the block its files move to `folder`."""
-    with tempfile.TemporaryDirectory(prefix=".results-", dir=folder) as half:
+    with tempfile.TemporaryDirectory(prefix=HALVES[:-1], dir=folder) as half:
         yield Path(half)
         for name in files_in(Path(half)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -317,23 +297,14 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in paths)
 
 
-def files_of_before(folder: Path) -> list[str]:
-    """Returns the files that the command before wrote into the folder, as its summary says.
+def delete_older(folder: Path, new: list[str]) -> None:
+    """Deletes the files that the command before wrote here, as its summary says, and the summary.
 
-    Files in a folder that is a link now, or within one, are the user's.
+    new  names of files that stay. What lies in a folder within this one stays, too
     """
-    top = folder.resolve()
-    names = []
-    with contextlib.suppress(TypeError, OSError, RuntimeError):  # edited; a loop of links
-        for name in read_json(top / "summary.json").get("files", []):
-            path = top / name
-            if top in path.parents and path.parent.resolve() == path.parent:
-                names.append(name)
-    return names
-
-
-def delete(path: Path) -> None:
-    """Deletes a file, and its folder if nothing else is in it. A folder in its place stays."""
-    with contextlib.suppress(OSError):
-        path.unlink()
-        path.parent.rmdir()
+    older = {"summary.json"}
+    with contextlib.suppress(TypeError):  # somebody edited it
+        older.update(read_json(folder / "summary.json").get("files", []))
+    for path in folder.iterdir():
+        if path.name in older and path.name not in new and not path.is_dir():
+            path.unlink()

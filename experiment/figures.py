@@ -141,13 +141,9 @@ def plot_partition(counts: dict, folder: Path, title: str) -> None:
 
     counts  {setting: (M, C)}
     """
-    tables = []
-    for setting, held in counts.items():
-        clients, classes = held.nonzero()
-        samples = held[clients, classes]
-        table = pd.DataFrame({"client": clients, "class": classes, "samples": samples})
-        tables.append(table.assign(setting=setting))
-    samples = pd.concat(tables)
+    tables = {setting: pd.DataFrame(held.T).unstack() for setting, held in counts.items()}
+    samples = pd.concat(tables, names=["setting", "client", "class"]).reset_index(name="samples")
+    samples = samples.loc[samples.samples > 0, ["client", "class", "samples", "setting"]]
     samples.to_csv(folder / "partition.csv", index=False)
     samples.attrs["title"] = f"{title}, first trial: what each client holds"
     panels = [("clients, largest first", "samples")]

@@ -12,7 +12,6 @@ import numbers
 import os
 import shlex
 import sys
-import types
 
 import common
 from bases import BASES
@@ -201,9 +200,9 @@ class Config:
             about = about_flag(type(self), name)
             is_used = about["when"] is None or about["when"](self)
             if about["role"] in roles and is_used and name not in BASES[self.base].unread:
-                value = getattr(self, name)
-                is_real = about["kind"] is float and isinstance(value, numbers.Real)
-                values[name] = float(value) if is_real else value  # 1 and 1.0 are one value
+                values[name] = getattr(self, name)
+                if about["kind"] is float:
+                    values[name] = float(values[name])  # 1 and 1.0 are one value
         return values
 
     def results_depend_on(self) -> dict:
@@ -237,25 +236,18 @@ def check_config(config_class) -> None:
     taken |= {f"no_{name}" for name in defaults if isinstance(defaults[name], bool)}  # --no-resume
     for field in dataclasses.fields(config_class):
         where = f"{config_class.__name__}.{field.name}"
-        if field.name in taken or field.name.startswith("_"):
-            raise UsageError(f"{where} is no option: choose another name")
-        if field.default is dataclasses.MISSING or not field.init:
-            raise UsageError(f"{where} is no option: write = and its default, or flag(default, ..)")
+        if field.name in taken or field.name.startswith("_") or not field.init:
+            raise UsageError(f"{where} is no option: choose another name, and leave out init=False")
+        kind = about_flag(config_class, field.name)["kind"]
+        if kind not in KINDS:
+            raise UsageError(f"{where} has a {kind.__name__}; wanted a bool, str, int or float")
     for name in dir(config_class):
         owner = next(owner for owner in config_class.__mro__ if name in vars(owner))
         value = vars(owner)[name]
         default = defaults.get(name, value)
-        if name in defaults and isinstance(value, types.MemberDescriptorType):
-            raise UsageError(f"{owner.__name__}: leave out slots=True, which hides options")
         if isinstance(value, dataclasses.Field) or not (value is default or value == default):
             advice = f"write its type and value in {config_class.__name__}, below @dataclass"
-            raise UsageError(f"{owner.__name__}.{name} is no option: {advice}")
-    for name in defaults:
-        kind = about_flag(config_class, name)["kind"]
-        if kind not in KINDS:
-            known = ", ".join(known.__name__ for known in KINDS)
-            found = f"{config_class.__name__}.{name} has a default of type {kind.__name__}"
-            raise UsageError(f"{found}; wanted one of {known}")
+            raise UsageError(f"{owner.__name__}.{name} is no option: {advice}, without slots=True")
 
 
 def option(name: str) -> str:
@@ -278,14 +270,14 @@ def check_value(config_class, name: str, value) -> None:
 
 def fault_of(value, about: dict) -> str:
     """Returns what to choose instead of this value; nothing if it is allowed."""
-    wanted, words = KINDS[about["kind"]]
+    kind = about["kind"]
+    wanted, words = KINDS[kind]
     choices = about["choices"]
-    if not isinstance(value, wanted):
-        is_text = isinstance(value, str) and convert(about["kind"], value) is not value
-        return words + ", not text" * is_text
+    if not isinstance(value, wanted) or isinstance(value, bool) != (kind is bool):
+        return words + ", not text" * isinstance(value, str)
     if choices and value not in choices:
         return f"one of {', '.join(choices)}"
-    if about["kind"] in (bool, str):
+    if kind in (bool, str):
         return ""
     low = about["low"]
     high = about["high"]

@@ -27,7 +27,7 @@ from .machine import gpu_fault, trim_heap
 from .ranks import is_first, on_first_rank
 from .script import Command
 from .terminal import say
-from .weights import begin_with, initial_weights
+from .weights import initial_weights
 
 
 @dataclasses.dataclass(eq=False)
@@ -217,9 +217,7 @@ class Run:
 
     def save(self) -> None:
         if is_first():
-            content = {name: getattr(self, name) for name in KEPT}
-            content["made_by"] = self.script.title()
-            save(self.path, self.fingerprint, content)
+            save(self.path, self.fingerprint, {name: getattr(self, name) for name in KEPT})
 
     def restore(self) -> None:
         """Takes rows and state from the checkpoint.
@@ -264,15 +262,15 @@ class Run:
         side = SIDE.get(self.config.model, 0)
         return load_data(self.config.dataset, self.config.data_dir, self.device, side)
 
-    def initial(self) -> Tensor:
-        """Returns the weights (P,) of --init."""
-        return initial_weights(self.config, self.trial, self.setting)
-
     @functools.cached_property
     def fl(self) -> common.Federation:
         fl = self.config.federation(self.data(), self.streams)
         if self.config.init:
-            begin_with(self.initial(), fl)
+            theta = initial_weights(self)
+            if len(theta) != fl.model.size:
+                found = f"{len(theta)} weights, but this model has {fl.model.size}"
+                raise UsageError(f"--init {self.config.init}: {found}")
+            fl.initial = theta.to(fl.model.device, fl.model.dtype)
         return fl
 
     @property
@@ -297,7 +295,7 @@ class Run:
             "data": self.data().checksum,
         }
         if self.config.init:
-            found["initial weights"] = zlib.crc32(self.initial().numpy())
+            found["initial weights"] = zlib.crc32(initial_weights(self).numpy())
         for file in self.script.own_files(self.config):
             checksum = source_checksum(f"{file}:federate")
             name = f"the file {Path(file).name}, checksum"  # of two __init__.py, say, the sum
@@ -305,13 +303,13 @@ class Run:
         return found
 
 
-def kind_of(state: dict) -> tuple:
+def kind_of(state: dict) -> str:
     """Says what the weights and the base's memory of a state are: the same in each round."""
     theta = state.get("theta")
-    kind = (type(state.get("base")), isinstance(theta, Tensor))
+    kind = type(theta)
     if isinstance(theta, Tensor):
-        kind += (theta.shape, theta.dtype, theta.layout, theta.device.type, theta.requires_grad)
-    return kind
+        kind = theta.to("meta")  # shows shape and type, and no numbers
+    return f"{type(state.get('base'))}, {kind}"
 
 
 def checksums(options: dict) -> dict:

@@ -38,9 +38,9 @@ class Stream:
 @contextlib.contextmanager
 def patient_output():
     """In this block no print fails, even if standard output or error is closed."""
-    for number in (0, 1, 2):
-        if not is_open(number):  # the next file would get this number
-            os.open(os.devnull, os.O_RDWR)
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # standard input, output or error was closed: the next file would be it
+    os.close(number)
     output = Stream(sys.stdout)
     errors = Stream(sys.stderr)
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
@@ -49,15 +49,6 @@ def patient_output():
         finally:
             output.flush()
             errors.flush()
-
-
-def is_open(number: int) -> bool:
-    """Whether this file descriptor is one of an open file."""
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def say(line: str) -> None:
@@ -73,7 +64,7 @@ class Progress:
         self.total = total
         self.rounds = {}  # of each run
         self.tenths = 0
-        is_hidden = rank() > 0 or not sys.stderr.isatty()
+        is_hidden = rank() > 0 or None  # None: where standard error is no terminal
         self.bar = tqdm(total=total, unit="round", leave=False, disable=is_hidden)
 
     def __call__(self, run: str, rounds: int, accuracy: float) -> None:

@@ -42,14 +42,16 @@ def trained(
     return Single(model.bind(theta[None], grad=True)).eval()
 
 
-def initial_weights(config, trial: int, setting: str) -> Tensor:
-    """Returns the weights (P,) with which a run of this trial and setting begins under --init.
+def initial_weights(run) -> Tensor:
+    """Returns the weights (P,) with which a run begins under --init.
 
     --init names a FOLDER of results. If several methods are there, it is FOLDER:METHOD, because all
     methods of a trial begin with the same weights. They are those of the same trial, or of the only
     one there. If several settings are there, they are those of the run's setting. Raises UsageError
     if the model is another one.
     """
+    config = run.config
+    trial = run.trial
     folder = Path(config.init)
     method = ""
     if not folder.is_dir():
@@ -61,21 +63,13 @@ def initial_weights(config, trial: int, setting: str) -> Tensor:
     try:
         options, theta = find(folder, method, trial, "")
     except UsageError:
-        options, theta = find(folder, method, trial, setting)
+        options, theta = find(folder, method, trial, run.setting)
     now = {"model": config.model, "width": config.width, "norm": config.norm}
     now["the file of --model, checksum"] = source_checksum(config.model)
     before = {name: options.get(name) for name in now}
     if changes := differences(before, now):
         raise UsageError(f"--init {config.init}: another model ({'; '.join(changes)})")
     return theta
-
-
-def begin_with(theta: Tensor, fl) -> None:
-    """Has a federation begin with these weights (P,) instead of random ones."""
-    if len(theta) != fl.model.size:
-        found = f"{len(theta)} weights, but this model has {fl.model.size}"
-        raise UsageError(f"--init {fl.config.init}: {found}")
-    fl.initial = theta.to(fl.model.device, fl.model.dtype)
 
 
 def find(folder: Path, method: str, trial, setting: str) -> tuple[dict, Tensor]:
@@ -88,10 +82,8 @@ def find(folder: Path, method: str, trial, setting: str) -> tuple[dict, Tensor]:
         if is_run and method in ("", options["method"]) and agrees(options, setting):
             found.append((options, kept_of(path, saved["content"])))
     whose = f"{folder}, trial {trial}"
-    if not any(folder.glob("checkpoints/*.pt")):
-        raise UsageError(f"{whose}: 0 such runs; choose a folder of results, with checkpoints/")
     if len(found) != 1:
-        advice = "name its method, trial and setting as in metrics.csv"
+        advice = "name its folder, method, trial and setting as in metrics.csv"
         raise UsageError(f"{whose}: {len(found)} such runs instead of one; {advice}")
     [(options, kept)] = found
     if kept["diverged"] or not kept["finished"]:

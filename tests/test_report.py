@@ -91,16 +91,6 @@ def test_differences_of_all_pairs_and_holms_correction(capsys):
     assert report.holm([0.9, 0.8]).tolist() == [1, 1]
 
 
-def test_holms_correction_is_over_all_settings():
-    others = {"a": [3.1, 5.0, 4.5, 6.0], "b": [2.0, 4.6, 4.0, 4.0], "c": FOUR["c"]}
-    rows = rows_of(FOUR, "alpha=1") + rows_of(others, "alpha=2")
-    table = report.differences(report.per_trial(frame(rows)))
-    final = table[(table.measure == "final") & table["first"]]
-    p = sorted(final.p)
-    expected = np.maximum.accumulate(np.array(p) * [4, 3, 2, 1])
-    assert sorted(final.holm) == pytest.approx(expected.clip(max=1))
-
-
 def test_runs_that_several_settings_show_count_once_in_holms_correction():
     """Methods that do not use a swept option: more of its values are no more comparisons."""
     one = report.differences(report.per_trial(frame(rows_of(FOUR, "alpha=1"))))
@@ -119,12 +109,6 @@ def test_other_runs_with_equal_differences_count_each():
     final = table[(table.measure == "final") & table["first"]]
     expected = np.maximum.accumulate(np.array(sorted(final.p)) * [4, 3, 2, 1])
     assert sorted(final.holm) == pytest.approx(expected.clip(max=1))
-
-
-def test_pairs_are_taken_within_trials_that_both_have():
-    rows = rows_of({"a": [3.0, 5.0, 9.0], "b": [2.0, 4.5]})
-    [final, _] = report.differences(report.per_trial(frame(rows))).to_dict("records")
-    assert (final["trials"], final["mean"]) == (2, 0.75)
 
 
 SETTINGS = ("s=1", "s=10", "s=2")

@@ -118,7 +118,7 @@ def test_a_trained_model_is_named_as_its_rows_are():
             last = rows("r", setting=setting, method=method, trial=1).iloc[-1]
             assert F.cross_entropy(net(x), y).item() == pytest.approx(last.loss, rel=1e-4)
     with pytest.raises(
-        UsageError, match="^r, trial 1: 2 such runs instead of one; name its method"
+        UsageError, match="^r, trial 1: 2 such runs instead of one; name its folder, method"
     ):
         experiment.trained("r", "fedavg", 1)
     for wrong in ({"method": "x"}, {"trial": 7}, {"setting": "alpha=0.7"}, {"folder": "gone"}):
@@ -173,7 +173,7 @@ def test_a_run_begins_with_the_weights_of_its_trial(model):
 def test_which_runs_weights_a_run_begins_with():
     train("--out=r", "--rounds=2")  # one trial of two methods
     line = refused(*STILL, "--init=r")
-    assert "r, trial 0: 2 such runs instead of one; name its method" in line
+    assert "r, trial 0: 2 such runs instead of one; name its folder, method" in line
     train("--out=one", *STILL, "--init=r:fedavg+cl", "--trials=3")  # its only trial is for all
     last = rows("r", method="fedavg+cl").iloc[-1].loss
     assert losses("one") == dict.fromkeys((0, 1, 2), last)
