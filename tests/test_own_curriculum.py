@@ -178,7 +178,7 @@ FAULTS = [  # the option, what the function returns, what the line says
     (
         *ORDER,
         "[[0.5]]",
-        "wanted batches of 1 to 20 integers from 0 to 9, then perhaps -1; batch 0 is float64",
+        "of 1 to 20 integers from 0 to 9, then perhaps -1; batch 0 is float64",
     ),
     (*ORDER, "[[10]]", "batch 0 is int64 [10]"),
     (*ORDER, "[[-2]]", "batch 0 is int64 [-2]"),
