@@ -59,13 +59,16 @@ def file_of(thing: Callable) -> str:
 
 
 class Neighbours:
-    """Finds the modules next to the user's file that was loaded last, after all other places.
+    """Finds the modules next to users' files, after all other places.
 
-    An import within a function finds them, too. `imported` are the names of those that Python has
-    imported from there, also if it searches this folder itself.
+    An import within a function finds them, too.
+
+    places    the folders of these files. That of the file that was loaded last comes first
+    imported  the names of the modules that Python has found there, also if it searches the folder
+              itself
     """
 
-    places = []  # its folder
+    places = []
     imported = set()
 
     @classmethod
@@ -73,11 +76,11 @@ class Neighbours:
         if path is not None or name in OURS:  # a part of a package, or this project's
             return None
         neighbour = PathFinder.find_spec(name, cls.places)
-        found = PathFinder.find_spec(name) or neighbour
+        found = PathFinder.find_spec(name, [*sys.path, *cls.places])
         if neighbour is None or found.origin != neighbour.origin:
             return None
         cls.imported.add(name)
-        return neighbour
+        return found
 
     @classmethod
     def move_to(cls, folder: str) -> None:
@@ -86,7 +89,7 @@ class Neighbours:
             if name.partition(".")[0] in cls.imported:
                 del sys.modules[name]
         cls.imported.clear()
-        cls.places = [folder]
+        cls.places = [*dict.fromkeys([folder, *cls.places])]
         importlib.invalidate_caches()
 
 

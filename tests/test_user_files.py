@@ -40,6 +40,16 @@ def test_a_file_gets_the_neighbours_of_its_own_folder_as_they_are_now(tmp_path, 
     assert (first(), second()) == ("v1", "v2")
 
 
+def test_an_import_within_a_function_finds_a_neighbour_after_another_file_was_loaded(tmp_path):
+    text = "def f():\n    import my_{0}\n    return my_{0}.N"
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"my_{name}.py").write_text(f"N = '{name}'")
+        (tmp_path / name / "m.py").write_text(text.format(name))
+    functions = [load_from_file(f"{tmp_path}/{name}/m.py:f") for name in ("v1", "v2")]
+    assert [f() for f in functions] == ["v1", "v2"]
+
+
 def test_a_neighbour_that_python_would_not_import_is_named(tmp_path, monkeypatch):
     """The program has imported another module of that name."""
     for name in ("its", "mine"):
