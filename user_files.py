@@ -126,8 +126,7 @@ def refuse_namesakes(file: str, folder: str) -> None:
             continue
         found = importlib.util.find_spec(place.stem).origin or place.stem
         if Path(found).resolve() != neighbour.resolve():
-            whose = "one of our modules" if is_ours(found) else f"the module {found}"
-            raise ImportError(f"{neighbour} has the name of {whose}; rename it")
+            raise ImportError(f"{neighbour} has the name of the module {found}; rename it")
 
 
 def imported_by(file: Path, places: Iterable[Path]) -> set[Path]:

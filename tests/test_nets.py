@@ -912,9 +912,7 @@ ZERO_HEAD = """
 """
 WRONG = {
     "a tuple": (own_net(after="return y, x"), "returns a tuple; wanted logits"),
-    "a list": (own_net(after="return [y]"), "returns a list; wanted logits"),
     "a dict": (own_net(after="return {'logits': y}"), "returns a dict; wanted logits"),
-    "nothing": (own_net(after="return"), "returns a NoneType; wanted logits"),
     "NumPy": (
         own_net(after="return y.detach().numpy()"),
         "returns a ndarray",
@@ -1002,7 +1000,7 @@ def test_a_neighbour_of_a_nets_file_is_imported_but_not_one_of_our_names(tmp_pat
     assert build_model(write_net(tmp_path, text), random_images()).trainable == 257 * 4
     (tmp_path / "data.py").write_text("")
     with pytest.raises(
-        UsageError, match="^--model [^\n]*data.py has the name of one of our modules"
+        UsageError, match="^--model [^\n]*data.py has the name of the module [^\n]*data.py; rename"
     ):
         build_model(write_net(tmp_path, "import os, data\n" + FLAT), random_images())
 
