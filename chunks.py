@@ -5,8 +5,8 @@ what the module keeps in Python, and Python's random numbers, are the same for a
 would be wrong without a word. `check_chunk` compares two clients before the first round.
 """
 
+import copy
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +31,9 @@ def check_chunk(model: Model, data: Data, local: Local) -> None:
             model.has_batch_norm = model.has_batch_norm or mixes_samples(model, data)
             layer = layer_apart(model, data, local)
             if layer:  # rounding may have grown: in training many batch norms make it chaotic
-                layer = layer_apart(twin(model, model.build, torch.float64), data, local)
+                exact = copy.copy(model)
+                exact.dtype = torch.float64
+                layer = layer_apart(exact, data, local)
     except Exception as error:
         if is_of_the_machine(error):
             raise
@@ -137,12 +139,6 @@ def in_evaluation(model: Model) -> Model:
         net.train = lambda mode=True: net
         return net
 
-    return twin(model, build, model.dtype)
-
-
-def twin(model: Model, build: Callable[[], nn.Module], dtype: torch.dtype) -> Model:
-    """Another model with this build and precision, which trains clients as this one does."""
-    other = Model(build, model.device, dtype)
-    other.seed = model.seed
-    other.has_batch_norm = model.has_batch_norm
+    other = copy.copy(model)
+    other.build = build
     return other

@@ -16,6 +16,7 @@ import sysconfig
 import traceback
 import zlib
 from collections.abc import Callable, Iterable
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import numpy as np
@@ -57,24 +58,54 @@ def file_of(thing: Callable) -> str:
     return str(Path(file).resolve()) if file else "notebook"
 
 
-FOLDERS: dict[str, set[str]] = {}  # of such files, and the modules that were there before them
-PLACED = set()  # those that are searched only because of such files
+class Neighbours:
+    """Finds the modules next to users' files, after all other places.
+
+    An import within a function finds them, too.
+
+    places    the folders of these files. That of the file that was loaded last comes first
+    imported  the names of the modules that Python has found there, also if it searches the folder
+              itself
+    """
+
+    places = []
+    imported = set()
+
+    @classmethod
+    def find_spec(cls, name: str, path=None, target=None):
+        if path is not None or name in OURS:  # a part of a package, or this project's
+            return None
+        neighbour = PathFinder.find_spec(name, cls.places)
+        found = PathFinder.find_spec(name, [*sys.path, *cls.places])
+        if neighbour is None or found.origin != neighbour.origin:
+            return None
+        cls.imported.add(name)
+        return found
+
+    @classmethod
+    def move_to(cls, folder: str) -> None:
+        """Has Python import all neighbours again: edited ones, or those of another folder."""
+        for name in [*sys.modules]:
+            if name.partition(".")[0] in cls.imported:
+                del sys.modules[name]
+        cls.imported.clear()
+        cls.places = [*dict.fromkeys([folder, *cls.places])]
+        importlib.invalidate_caches()
+
+
+sys.meta_path.insert(sys.meta_path.index(PathFinder), Neighbours)
 
 
 def load_from_file(word: str) -> Callable:
     """Returns the class or function NAME of FILE.py:NAME, found from the working directory.
 
-    The file may import its neighbours. They are read again each time: they may have been edited,
-    and another folder may hold others of the same names. An import within a function finds those
-    of the file that was loaded last. Raises whatever the file raises.
+    The file may import its `Neighbours`. Raises whatever the file raises.
     """
     file, _, name = word.rpartition(":")
     if not file.endswith(".py"):
         raise ValueError("wanted FILE.py:NAME")
     folder = str(Path(file).resolve().parent)
-    forget_neighbours()
-    put_first(folder)
-    FOLDERS.setdefault(folder, {*sys.modules})
+    Neighbours.move_to(folder)
     refuse_namesakes(file, folder)
     writes_none = sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # bytecode does not notice an edit within a second
@@ -87,31 +118,6 @@ def load_from_file(word: str) -> Callable:
     return names[name]
 
 
-def forget_neighbours() -> None:
-    """Has Python import the neighbours of all users' files again."""
-    importlib.invalidate_caches()
-    for name, module in [*sys.modules.items()]:
-        root = name.partition(".")[0]
-        file = getattr(module, "__file__", None) or ""
-        for folder, known in FOLDERS.items():
-            path = os.path.join(folder, root)
-            is_neighbour = file.startswith((f"{path}.py", path + os.sep))
-            if is_neighbour and name not in known and not is_ours(file):
-                sys.modules.pop(name, None)
-
-
-def put_first(folder: str) -> None:
-    """Has this user's folder searched before those of others, but after all other places."""
-    theirs = (place for place, other in enumerate(sys.path) if other in FOLDERS)
-    first = next(theirs, len(sys.path))
-    if folder not in sys.path[: first + 1]:
-        if folder in sys.path:
-            sys.path.remove(folder)
-        else:
-            PLACED.add(folder)
-        sys.path.insert(first, folder)
-
-
 def refuse_namesakes(file: str, folder: str) -> None:
     """Raises ImportError if the file would get another module instead of its own neighbour."""
     for neighbour in imported_by(Path(file), [Path(folder)]):
@@ -120,8 +126,7 @@ def refuse_namesakes(file: str, folder: str) -> None:
             continue
         found = importlib.util.find_spec(place.stem).origin or place.stem
         if Path(found).resolve() != neighbour.resolve():
-            whose = "one of our modules" if is_ours(found) else f"the module {found}"
-            raise ImportError(f"{neighbour} has the name of {whose}; rename it")
+            raise ImportError(f"{neighbour} has the name of the module {found}; rename it")
 
 
 def imported_by(file: Path, places: Iterable[Path]) -> set[Path]:
@@ -163,7 +168,7 @@ def find_function(option: str, word: str, known: dict) -> Callable:
     try:
         return load_from_file(word)
     except (Exception, SystemExit) as error:  # whatever a user's own file raises
-        raise UsageError(f"{option} {word}: {first_line(error)}; wanted {wanted}") from error
+        raise UsageError(f"{option} {word}: {fault_of(word, error)}; wanted {wanted}") from error
 
 
 def is_own(word) -> bool:
@@ -178,7 +183,7 @@ def name_of(word: str) -> str:
 
 @contextlib.contextmanager
 def blamed(option: str, word: str, where: str):
-    """In this block a function of FILE.py is called. Its errors become a UsageError.
+    """In this block a class or function of FILE.py is called. Its errors become a UsageError.
 
     `where` says for which client or round. NonFiniteError, and errors of memory or a GPU, stay what
     they are, as do all errors if `word` names no file.
@@ -189,18 +194,18 @@ def blamed(option: str, word: str, where: str):
         is_theirs = not isinstance(error, NonFiniteError) and not is_of_the_machine(error)
         if not (is_theirs and is_own(word)):
             raise
-        fault = f"{first_line(error)}{place_in(word, error)}"
-        raise UsageError(f"{option} {word}, {where}: {fault}") from error
+        raise UsageError(f"{option} {word}, {where}: {fault_of(word, error)}") from error
 
 
-def place_in(word: str, error: BaseException) -> str:
-    """Returns the kind of an error and the last line of FILE.py that led to it, if any did."""
-    file = Path(word.rpartition(":")[0]).name
-    lines = traceback.extract_tb(error.__traceback__)
-    own = [line.lineno for line in lines if Path(line.filename).name == file]
-    if not own:
-        return ""
-    return f" ({type(error).__name__} in {file}, line {own[-1]})"
+def fault_of(word: str, error: BaseException) -> str:
+    """Returns an error's first line, then its kind and the line of FILE.py or a neighbour."""
+    folder = Path(word).resolve().parent
+    theirs = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename).resolve()
+        if file.parent == folder and file.is_file() and not is_ours(file):
+            theirs.append(f" ({type(error).__name__} in {file.name}, line {frame.lineno})")
+    return first_line(error) + "".join(theirs[-1:])
 
 
 def ask_each(function: Callable, option: str, word: str, fl, theta, clients, shapes) -> list:
@@ -235,25 +240,21 @@ def as_batches(returned: Iterable, T: int, B: int, N: int) -> np.ndarray:
 
     -1 means no sample. Raises ValueError for another number of batches, and for other places.
     """
-    rows = [np.asarray(row) for row in itertools.islice(returned, T + 1)]
-    if len(rows) != T:
+    found = type(returned).__name__
+    rows = []
+    if isinstance(returned, Iterable):
+        rows = [np.asarray(row) for row in itertools.islice(returned, T + 1)]
         found = "more" if len(rows) > T else len(rows)
+    if len(rows) != T:
         raise ValueError(f"wanted a batch for each of {T} steps, not {found}")
-    places = np.concatenate(rows)
-    lengths = np.array([len(row) for row in rows])
-    wanted = f"wanted batches of 1 to {B} integers from 0 to {N - 1}"
-    if places.ndim > 1 or places.dtype.kind not in "iu" or lengths.max() > B:
-        raise ValueError(f"{wanted}, not {places.dtype} and up to {lengths.max()}")
     batches = np.full((T, B), -1)
-    batches[np.arange(B) < lengths[:, None]] = places
-    is_sample = batches >= 0
-    is_empty = ~is_sample.any(1)
-    has_gap = (is_sample[:, 1:] > is_sample[:, :-1]).any(1)
-    is_outside = ((batches < -1) | (batches >= N)).any(1)
-    wrong = np.flatnonzero(is_empty | has_gap | is_outside)
-    if len(wrong):
-        found = " ".join(map(str, batches[wrong[0], : lengths[wrong[0]]][:20]))
-        raise ValueError(f"{wanted}, then perhaps -1; batch {wrong[0]} is {found or 'empty'}")
+    for step, row in enumerate(rows):
+        is_sample = np.arange(row.size) < np.count_nonzero(row >= 0)  # they come first
+        is_row = row.dtype.kind in "iu" and np.array_equal(row >= 0, is_sample)
+        if not (is_row and is_sample.any() and row.size <= B and row.min() >= -1 and row.max() < N):
+            wanted = f"wanted batches of 1 to {B} integers from 0 to {N - 1}, then perhaps -1"
+            raise ValueError(f"{wanted}; batch {step} is {row.dtype} {str(row.tolist())[:80]}")
+        batches[step, : row.size] = row
     return batches
 
 

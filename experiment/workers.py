@@ -19,7 +19,6 @@ import torch
 from joblib import cpu_count
 
 from errors import UsageError, first_line
-from user_files import PLACED
 
 from .machine import keep_heap, take_gpu
 from .ranks import end_with, has_group, rank, ranks
@@ -165,19 +164,15 @@ def undisturbed_start():
     """Processes that start in this block ignore Ctrl-C and SIGTERM, which their parent hears.
 
     The parent hears them at the end of the block: it could not end a process that half exists. Nor
-    do the processes search the current folder for modules, where another checkout may lie, or the
-    folders of users' files, which may hold another data.py. They put these there themselves.
+    do the processes search the current folder for modules, where another checkout may lie.
     """
     was_safe = os.environ.get("PYTHONSAFEPATH", "")
     os.environ["PYTHONSAFEPATH"] = "1"
-    searched = [*sys.path]
-    sys.path[:] = [folder for folder in searched if folder not in PLACED]
     resource_tracker.ensure_running()  # now: later, its start would let the signals through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
-        sys.path[:] = searched
         os.environ["PYTHONSAFEPATH"] = was_safe
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -40,6 +40,16 @@ def test_a_file_gets_the_neighbours_of_its_own_folder_as_they_are_now(tmp_path, 
     assert (first(), second()) == ("v1", "v2")
 
 
+def test_an_import_within_a_function_finds_a_neighbour_after_another_file_was_loaded(tmp_path):
+    text = "def f():\n    import my_{0}\n    return my_{0}.N"
+    for name in ("v1", "v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"my_{name}.py").write_text(f"N = '{name}'")
+        (tmp_path / name / "m.py").write_text(text.format(name))
+    functions = [load_from_file(f"{tmp_path}/{name}/m.py:f") for name in ("v1", "v2")]
+    assert [f() for f in functions] == ["v1", "v2"]
+
+
 def test_a_neighbour_that_python_would_not_import_is_named(tmp_path, monkeypatch):
     """The program has imported another module of that name."""
     for name in ("its", "mine"):
@@ -143,15 +153,12 @@ def test_only_a_users_function_is_blamed_and_not_for_the_machine(word, error, ra
         raise error
 
 
-@pytest.mark.parametrize("first", ["errors.py:first_line", "tests/fedcl_loops.py:np"])
-def test_workers_get_our_modules_and_not_those_in_a_users_folder(first):
-    """Also if Python searches the folder of the first file before all, or before this project."""
-    ours = Path(__file__).parent.parent
+def test_workers_get_our_modules_and_not_those_in_a_users_folder():
     with in_a_folder() as folder:
         (folder / "mine.py").write_text("def f(): pass")
         (folder / "data.py").write_text("")  # a module of ours has this name
-        for file in (ours / first, ours / "errors.py:first_line", folder / "mine.py:f"):
-            load_from_file(str(file))
+        load_from_file(f"{Path(__file__).parent.parent}/errors.py:first_line")
+        load_from_file("mine.py:f")
         flags = [*short_run("fedcl_fgn"), "--method=base", "--trials=2", "--jobs=2", "--out=r"]
         status, _, errors = run_line("fedcl_fgn", flags)
     assert status == 0, errors
