@@ -112,7 +112,7 @@ class Stack:
         share = self.share[step, group.rows, :batch_size]
         x = gather(self.images, samples)
         y = gather(self.labels, samples)
-        losses = self.local.losses(step, group.net, x, y, group.frozen, group.rows, share)
+        losses = self.local.losses(step, group.net, x, y, share, group.frozen, group.rows)
         gradients = [None]
         if losses.requires_grad:
             gradients = torch.autograd.grad(
