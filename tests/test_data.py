@@ -307,19 +307,6 @@ def test_npz_that_is_none(name, said, tmp_path):
         data.load_data(str(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    "part, low, high",
-    [("x_train", -1, 79), ("y_train", 0, 80), ("x_test", -3, 80), ("y_test", -1, 3)],
-)
-def test_a_text_of_other_characters_is_refused(part, low, high):
-    arrays = {"x_train": np.full((6, 4), 79), "y_train": np.full(6, 79)}
-    arrays |= {"x_test": np.full((6, 4), 79), "y_test": np.full(6, 79), "classes": 80}
-    assert data.from_arrays(**arrays).classes == 80
-    arrays[part].flat[:2] = low, high
-    with pytest.raises(ValueError, match="wanted"):
-        data.from_arrays(**arrays)
-
-
 def test_checksum_is_that_of_every_part():
     arrays = {"x_train": SAMPLES[:10], "y_train": LABELS[:10]}
     arrays |= {"x_test": SAMPLES[10:20], "y_test": LABELS[10:20]}

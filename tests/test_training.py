@@ -489,14 +489,6 @@ def test_another_optimizer_replaces_sgd(name):
             made.aggregate(theta_0, update, np.array([0.5, 0.5]), {})
 
 
-def test_norms_of_gradients_are_measured_where_they_are_asked_for():
-    data = ordinary.random_images()
-    model = lenet_on(data)
-    update = train_all(model, model.init(0), data, [np.arange(4)[None]], Local(0.1))
-    with pytest.raises(ValueError, match="grad_norms=True"):
-        update.grad_sq  # noqa: B018
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_ranks_train_each_client_once_and_all_hold_one_processs_bits(ranks, monkeypatch):
     """Of 5 clients. The ranks run in turn, twice: the second time, sums hold all that was sent."""
