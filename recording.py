@@ -19,24 +19,24 @@ and `nets.Model.is_recordable`.
 
 import collections
 import contextlib
+import copy
 import functools
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from errors import first_line
-from stacks import Stack, map_values
+from stacks import Stack
 
 ON_CPU = False  # a test sets it: there a replay is the step itself, and all else is as on a GPU
 WARM_UP = 2  # how many steps of a kind are not recorded: torch chooses kernels in them
 GRAPHS = 128  # of a recording: short batches with batch norms give many kinds of steps
 RECORDINGS = 3  # that are kept: a penalty that begins in a later round needs another one
-KEPT: list["Recording"] = []  # the last used comes last. KEPT.clear() frees their memory
+KEPT: dict[tuple, "Recording"] = {}  # the last used comes last. KEPT.clear() frees their memory
 
 
 def recordable(function: Callable) -> Callable:
@@ -75,30 +75,27 @@ def run_recorded(stack: Stack) -> tuple[Tensor, Tensor]:
 
     A recording is not in KEPT while it is used. If a step raises, it does not return there.
     """
-    recording = find(stack) or Recording(stack)
+    K = len(stack.steps)
+    key = identity(stack)
+    recording = KEPT.pop(key, None)
+    if recording and len(recording.stack.steps) < K:
+        recording = None  # this frees its memory before there is another one
+    recording = recording or Recording(stack)
     with side_stream(stack.model.device):
         recording.train(stack)
-    KEPT.append(recording)
-    del KEPT[:-RECORDINGS]
-    return recording.stack.results(len(stack.steps))
-
-
-def find(stack: Stack) -> "Recording | None":
-    """Takes the recording of such steps out of KEPT. If it has too few rows, it is freed."""
-    key = identity(stack)
-    for place, recording in enumerate(KEPT):
-        if recording.key == key:
-            del KEPT[place]
-            has_room = len(stack.steps) <= len(recording.stack.steps)
-            return recording if has_room else None
-    return None
+    KEPT[key] = recording
+    if len(KEPT) > RECORDINGS:
+        del KEPT[next(iter(KEPT))]
+    return recording.stack.results(K)
 
 
 class Recording:
-    """Memory that stays in place, as a stack of as many clients, and the graphs of its steps."""
+    """Memory that stays in place, as a copy of a stack, and the graphs of its steps.
+
+    A step finds its rows of the schedules in row 0.
+    """
 
     def __init__(self, stack: Stack):
-        self.key = identity(stack)
         self.stack = in_place(stack)
         precision = torch.promote_types(stack.model.dtype, torch.float32)
         self.eta = torch.zeros((), device=stack.model.device, dtype=precision)
@@ -169,29 +166,11 @@ def new_stream(device: int) -> torch.cuda.Stream:
 
 
 def in_place(stack: Stack) -> Stack:
-    """Returns a stack of as many clients with one step, in memory of its own that holds zeros."""
-
-    def zeros(values):
-        return values.new_zeros(()).expand(values.shape)  # the stack makes memory for them
-
-    def one_step(schedule):
-        return schedule.new_zeros(1, *schedule.shape[1:])
-
-    local = replace(
-        stack.local,
-        seeds=None,
-        frozen=map_values(zeros, stack.local.frozen),
-        per_client=map_values(torch.zeros_like, stack.local.per_client),
-        per_step=map_values(one_step, stack.local.per_step),
-    )
-    if local.correction is not None:
-        local.correction = zeros(local.correction)
-    if local.sample_weights is not None:
-        local.sample_weights = one_step(local.sample_weights)
-    _, K, B = stack.index.shape
-    theta_0 = stack.theta[0].new_zeros(()).expand(K, stack.model.size)
-    batches = [np.zeros((1, B), dtype=int)] * K
-    return Stack(stack.model, theta_0, stack.data, batches, local)
+    """Returns a copy of a stack, before its first step, in memory of its own."""
+    shared = (stack.model, stack.data, stack.images, stack.labels)
+    copied = copy.copy(stack)
+    copied.local = replace(stack.local, correction=None, frozen={})  # the stack has them by layer
+    return copy.deepcopy(copied, {id(part): part for part in shared})
 
 
 def begun(stack: Stack) -> list[Tensor]:
@@ -214,25 +193,25 @@ def scheduled(stack: Stack) -> list[Tensor]:
 
 
 def can_record(stack: Stack) -> bool:
-    """Whether a step runs no Python that a graph would have to repeat."""
-    return stack.model.is_recordable and None not in functions_of(stack)
+    """Whether there are steps, and they run no Python that a graph would have to repeat."""
+    has_steps = len(stack.index) > 0
+    return has_steps and stack.model.is_recordable and None not in functions_of(stack)
 
 
-def functions_of(stack: Stack) -> list[tuple | None]:
+def functions_of(stack: Stack) -> tuple[tuple | None, ...]:
     """Describes the loss, the augmentation and the penalty."""
     local = stack.local
-    functions = [local.loss, local.augment]
-    if local.penalty:
-        functions.append(local.penalty)
-    return [describe(function) for function in functions]
+    return tuple(describe(function) for function in (local.loss, local.augment, local.penalty))
 
 
-def describe(function: Callable) -> tuple | None:
+def describe(function: Callable | None) -> tuple | None:
     """Returns a function and the arguments of its partial; None if it may not be recorded.
 
     A closure, a method or a partial may hold tensors that are new in each round. A graph would use
-    the first ones for ever.
+    the first ones for ever. Without a function there are no arguments, either.
     """
+    if function is None:
+        return ()
     given = functools.partial(function)  # without arguments if the function is no partial itself
     arguments = (*given.args, *given.keywords.values())
     are_values = all(isinstance(value, int | float | str) for value in arguments)
@@ -251,8 +230,8 @@ def identity(stack: Stack) -> tuple:
     held = (id(stack.model), id(stack.images), id(stack.labels))
     numbers = (local.momentum, local.weight_decay, local.proximal, local.grad_norms)
     names = (tuple(local.per_client), tuple(local.per_step), tuple(local.frozen))
-    rows = [(values.shape[1:], values.dtype) for values in begun(stack)]
-    steps = [(values.shape[2:], values.dtype) for values in scheduled(stack)]
+    rows = tuple((values.shape[1:], values.dtype) for values in begun(stack))
+    steps = tuple((values.shape[2:], values.dtype) for values in scheduled(stack))
     return (held, functions_of(stack), numbers, names, rows, steps, switches())
 
 

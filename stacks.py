@@ -60,7 +60,8 @@ class Stack:
         """Takes all steps. Returns `results`."""
         self.seed()
         for step in range(len(self.index)):
-            self.take_step(step)
+            for first, last, batch_size in self.groups_of(step):
+                self.train_group(step, self.group(first, last), batch_size, self.etas[step])
         return self.results(len(self.steps))
 
     def seed(self) -> None:
@@ -75,11 +76,6 @@ class Stack:
         """
         thetas = torch.cat(rows_of(self.theta, slice(K)), 1)
         return thetas, torch.cat([self.sums[:K], thetas.sum(1, keepdim=True)], 1)
-
-    def take_step(self, step: int) -> None:
-        """A step of the live clients."""
-        for first, last, batch_size in self.groups_of(step):
-            self.train_group(step, self.group(first, last), batch_size, self.etas[step])
 
     def groups_of(self, step: int) -> list[tuple[int, int, int]]:
         """Which live clients train together: from `first` to before `last`, and the batch size.
@@ -112,7 +108,7 @@ class Stack:
         share = self.share[step, group.rows, :batch_size]
         x = gather(self.images, samples)
         y = gather(self.labels, samples)
-        losses = self.local.losses(step, group.net, x, y, group.frozen, group.rows, share)
+        losses = self.local.losses(step, group.net, x, y, share, group.frozen, group.rows)
         gradients = [None]
         if losses.requires_grad:
             gradients = torch.autograd.grad(

@@ -100,7 +100,7 @@ def test_black_images_have_finite_values(tmp_path):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"x_train": np.full(BLACK.shape, np.nan)}, "NaN, infinity [^\\n]*in 20 of 20"),
+        ({"x_train": np.full(BLACK.shape, np.nan)}, "NaN, infinity [^\\n]*in 20 samples"),
         ({"x_test": np.where(np.arange(30).reshape(10, 3) == 7, np.inf, 0.5)}, "first in 2"),
         ({"x_test": np.full((10, 3), np.inf, np.float16)}, "first in 0"),
         ({"x_test": np.full((10, 3), 9.97e36)}, "above 1e.18"),  # what NetCDF fills gaps with
@@ -129,14 +129,16 @@ def test_black_images_have_finite_values(tmp_path):
         ({"y_train": np.eye(3)[LABELS[:20]]}, "wanted 20 integers"),
         ({"y_train": LABELS[:20].astype(str)}, "return_inverse=True"),
         ({"y_train": LABELS[:20] - 1}, "holds -1 to 1"),
-        ({"y_train": LABELS[:20] * 0}, "only class 0: are the samples sorted"),
-        ({"y_train": LABELS[:20] + 1, "y_test": LABELS[20:] + 1}, r"lacks \[0\] .*return_inverse"),
-        ({"y_train": LABELS[:20] * 5}, r"lacks \[1, 2, 3, 4, 6, 7, 8, 9\] .*return_inverse"),
-        ({"y_train": np.where(LABELS[:20], LABELS[:20], 99_998)}, "lacks .*99998"),
+        ({"y_train": LABELS[:20] * 0}, "y_test holds 0 to 2; wanted 0 to 0"),
+        (
+            {"y_train": LABELS[:20] + 1, "y_test": LABELS[20:] + 1},
+            "holds 3 of 4 labels: .*return_inverse",
+        ),
+        ({"y_train": LABELS[:20] * 10**12}, "holds 3 of 2000000000001 labels"),
         ({"y_train": np.array([None] * 20)}, "Object arrays cannot be loaded"),
         ({"y_test": np.arange(10)}, "holds 0 to 9; wanted 0 to 2"),
         ({"y_train": LABELS[:20], "classes": 2}, "holds 0 to 2; wanted 0 to 1"),
-        ({"classes": 3.5}, "whole number"),
+        ({"classes": 3.5}, "only integer"),
         ({"owner": np.arange(3)}, r"owner is \(3,\)"),
         ({"owner": np.where(LABELS[:20], 1.0, np.nan)}, "7 missing"),
     ],
@@ -180,7 +182,6 @@ def test_lists_and_tensors_are_read_as_the_arrays(convert):
         ({"owner": pd.array(["ann", None] * 10, dtype="string")}, "10 missing"),
         ({"x_train": np.ones((20, 3), np.longdouble)}, "float128|longdouble"),
         ({"x_train": torch.ones(20, 3, dtype=torch.bfloat16)}, "BFloat16"),
-        ({"classes": "3"}, "whole number"),
     ],
 )
 def test_objects_of_other_libraries_are_refused_in_one_line(changes, said):
@@ -285,7 +286,7 @@ def write_bomb(path):
         ("text.npz", "not an .npz file"),
         ("array.npz", "not an .npz file"),
         ("flipped.npz", "CRC-32"),
-        ("names.npz", "lacks x_train"),
+        ("names.npz", "x_train is not a file"),
         ("bomb.npz", "fit into memory"),
         ("absent.npz", "not one of"),
         ("absent", "not one of"),
@@ -304,19 +305,6 @@ def test_npz_that_is_none(name, said, tmp_path):
     write_bomb(tmp_path / "bomb.npz")
     with pytest.raises(UsageError, match=rf"^--dataset [^\n]*{said}[^\n]*$"):
         data.load_data(str(tmp_path / name))
-
-
-@pytest.mark.parametrize(
-    "part, low, high",
-    [("x_train", -1, 79), ("y_train", 0, 80), ("x_test", -3, 80), ("y_test", -1, 3)],
-)
-def test_a_text_of_other_characters_is_refused(part, low, high):
-    arrays = {"x_train": np.full((6, 4), 79), "y_train": np.full(6, 79)}
-    arrays |= {"x_test": np.full((6, 4), 79), "y_test": np.full(6, 79), "classes": 80}
-    assert data.from_arrays(**arrays).classes == 80
-    arrays[part].flat[:2] = low, high
-    with pytest.raises(ValueError, match="wanted"):
-        data.from_arrays(**arrays)
 
 
 def test_checksum_is_that_of_every_part():
@@ -439,16 +427,16 @@ DAMAGES = {
     "empty class": lambda root, image: [(root / x / "eel").mkdir() for x in ("train", "test")],
 }
 SAID = {
-    "no test": "test holds no folder",
-    "no class": "train holds no folder",
+    "no test": r"and test/ \[\]; wanted a folder for each class",
+    "no class": r"train/ holds the folders \[\]",
     "garbage": "cat/1.png: cannot identify",
     "cut": "cat/1.png",
     "link": "cat/9.png: [^\n]*No such file",
-    "other size": r"cat/1.png [^\n]*\(9, 9\), not \(18, 18\) as [^\n]*cat/0.png",
+    "other size": "train holds images of several sizes",
     "16 bits": "cat/1.png: [^\n]*more than 8 bits",
     "bomb": "cat/1.png",
-    "other classes": r"\['cat'\] and \['cow'\]",
-    "new class": r"\['eel'\] and \[\]",
+    "other classes": r"\['cat', 'dog'\], and test/ \['cow', 'dog'\]",
+    "new class": r"\['cat', 'dog', 'eel'\], and test/ \['cat', 'dog'\]",
     "empty class": "train/eel holds no image",
 }
 

@@ -269,7 +269,7 @@ COMMANDS = (  # in the suite
     "fedcl_fgn --base vrlsgd",
     "fedavg_curriculum --order curriculum --base scaffold --momentum 0.5 --score LG",
     "client_curriculum --client-order curriculum --base moon --model fedgen-cnn",
-    "fedcl_gmm_sync --method fedcl --rounds 2",
+    "fedcl_gmm_sync --method fedcl fedgen feddistill+ --rounds 2",
     "fedac_art --method fedac --augment crop-flip --projection",
     "results.fedac_art.controls --method fedac --features encoder --warmup 1",
     "fedcl_fgn --method cl --fgn per_sample --base fedyogi",
@@ -308,8 +308,16 @@ class Net(nn.Sequential):
 
 @contextlib.contextmanager
 def counted_replays():
-    """A list with an entry for each replay of a recorded step."""
+    """A list with an entry for each replay. A built-in model whose steps are not recorded fails."""
     replays = []
+    can_record = recording.can_record
+
+    def must_record(stack):
+        is_due = len(stack.index) and stack.model.is_recordable
+        if is_due and not can_record(stack):
+            raise TypeError(f"a step is not recorded: {stack.local}")
+        return can_record(stack)
+
     record = recording.Recording.record
 
     def counted(self, step):
@@ -322,7 +330,8 @@ def counted_replays():
         return replay_and_count
 
     runs_are_short = mock.patch.object(recording, "WARM_UP", 1)
-    with runs_are_short, mock.patch.object(recording.Recording, "record", counted):
+    all_record = mock.patch.object(recording, "can_record", must_record)
+    with runs_are_short, all_record, mock.patch.object(recording.Recording, "record", counted):
         yield replays
 
 
