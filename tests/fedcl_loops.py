@@ -14,6 +14,7 @@ import ordinary
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_rules import BySize
 
 import common
 import experiment
@@ -309,7 +310,7 @@ class Loops:
         return {"accuracy": 100 * float(correct.double().mean()), "loss": float(loss)}
 
 
-class StudyLoops(Loops):
+class StudyLoops(BySize, Loops):
     """The same with a budget, draws by size, and the arms longer and constant."""
 
     script = selection
@@ -321,32 +322,11 @@ class StudyLoops(Loops):
             self.rounds = len(rows)
             self.total = sum(row["clients"] for row in rows)
 
-    def inclusion(self, n):
-        sure = set()
-        while True:
-            rest = sum(N for m, N in enumerate(self.N) if m not in sure)
-            pi = [(n - len(sure)) * N / rest for N in self.N]
-            for m in sure:
-                pi[m] = 1.0
-            over = {m for m in range(self.M) if pi[m] > 1}
-            if not over:
-                return pi
-            sure |= over
-
     def draw(self, t, n):
         if self.config.select == "uniform" or self.config.method == "longer":
             return super().draw(t, n)
-        pi = self.inclusion(n)
-        rng = self.streams("select by size", t)
-        order = rng.permutation(self.M)
-        points = (n * rng.random()) % 1 + np.arange(n)
-        begin = 0.0
-        p = {}
-        for m in order.tolist():
-            if np.any((begin <= points) & (points < begin + pi[m])):
-                p[m] = self.N[m] / sum(self.N) / pi[m]
-            begin += pi[m]
-        return {m: p[m] for m in sorted(p)}
+        drawn = self.by_size(t, n)
+        return {m: drawn[m] / sum(self.N) for m in sorted(drawn)}
 
     def batches(self, t, m):
         whole = super().batches(t, m)

@@ -22,7 +22,6 @@ import experiment
 import fedavg_curriculum
 from client_curriculum import ORDERS, Config
 from data import load_data, partition
-from errors import UsageError
 from nets import build_model
 from results.client_curriculum import rivals
 from results.client_curriculum.rivals import RIVALS
@@ -505,20 +504,6 @@ def test_power_of_choice_never_compares_fewer_than_it_trains_nor_more_than_there
         config = small(file, client_order="power-of-choice", candidates=d)
         rows, _ = trained(config, tmp_path)
         assert [row["scorers"] for row in rows] == [asked] * 4
-
-
-def test_hics_wants_an_output_bias(file, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from torch import nn\n"
-        "class Net(nn.Sequential):\n"
-        "    def __init__(self, channels, side, classes):\n"
-        "        linear = nn.Linear(channels * side * side, classes, bias=False)\n"
-        "        super().__init__(nn.Flatten(), linear)\n"
-    )
-    config = small(file, client_order="hics", model=f"{tmp_path / 'mine.py'}:Net")
-    wanted = "^--client-order hics: --model .*mine.py:Net does not end with the bias"
-    with pytest.raises(UsageError, match=wanted):  # asked before any arm is trained
-        config.federation(load_data(config.dataset), common.Streams(0))
 
 
 @pytest.mark.parametrize("order", ["curriculum", "power-of-choice"])
