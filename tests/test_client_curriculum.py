@@ -7,14 +7,13 @@ import inspect
 import itertools
 import math
 import shlex
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ordinary import interrupted_at, load_plain
+from ordinary import load_plain
 
 import client_curriculum as script
 import common
@@ -589,76 +588,6 @@ def test_one_expert_serves_all_settings_of_a_trial(file, tmp_path, monkeypatch, 
 
 
 # --------------------------------------------------------------------------------------- whole arms
-
-
-EFFECTS = {
-    "score": "E",
-    "client_a": 0.3,
-    "client_b": 0.6,
-    "pacing_a": 0.3,
-    "pacing_b": 0.7,
-    "pacing": "quadratic",
-    "client_sampling": "uniform",
-    "candidates": 7,
-    "temperature": 0.01,
-    "lr_power": 0.3,
-    "mu": 0.7,
-    "server_lr": 0.3,
-}
-
-
-@pytest.mark.parametrize(
-    "orders",
-    [
-        "curriculum vanilla",
-        "vanilla anti",
-        "vanilla vanilla",
-        "random random",
-        "power-of-choice vanilla",
-        "hics vanilla",
-        "coverage curriculum",
-    ],
-)
-def test_an_arm_depends_on_the_flags_that_it_is_said_to_read(file, tmp_path, orders):
-    """Each flag changed on its own: the weights stay exactly where the arm does not read it."""
-    client, data = orders.split()
-    flags = {"client_order": client, "data_order": data, "rounds": 8, "candidates": 4, "lr": 0.05}
-    if client not in RIVALS:
-        del flags["candidates"]
-    config = small(file, **flags, lr_alpha=0.1 * (client == "random"))
-    theta = trained(config, tmp_path)[1]["theta"]
-    for name, value in EFFECTS.items():
-        if name not in config.__dataclass_fields__:
-            continue
-        changed = trained(replace(config, **{name: value}), tmp_path)[1]["theta"]
-        is_read = name in config.results_depend_on()
-        assert torch.equal(changed, theta) == (not is_read), name
-
-
-@pytest.mark.parametrize("order", EVERY)
-def test_fewer_rounds_are_the_first_of_more_where_the_number_is_not_read(file, tmp_path, order):
-    config = small(file, client_order=order, rounds=5, client_a=0.7)
-    five, _ = trained(config, tmp_path / "five")
-    nine, _ = trained(replace(config, rounds=9), tmp_path / "nine")
-    is_same = [row["pool"] for row in five] == [row["pool"] for row in nine[:5]]
-    if not config.reads_rounds():
-        assert five == nine[:5]
-    assert is_same == (not config.reads_rounds())
-
-
-@pytest.mark.parametrize("orders", ["curriculum curriculum", "random vanilla", "hics vanilla"])
-def test_interrupted_and_resumed_is_the_same_run(file, tmp_path, orders):
-    """Stopped while a pool is half used, with SCAFFOLD's memory: the same bits."""
-    client, data = orders.split()
-    flags = {"client_order": client, "data_order": data, "rounds": 6, "client_b": 0.6}
-    config = small(file, base="scaffold", **flags)
-    whole_rows, whole = trained(config, tmp_path / "whole")
-    with interrupted_at(3), pytest.raises(KeyboardInterrupt):
-        trained(config, tmp_path / "cut")
-    rows, state = trained(replace(config, resume=True), tmp_path / "cut")
-    assert rows == whole_rows
-    assert torch.equal(state["theta"], whole["theta"])
-    assert state["queue"] == whole["queue"]
 
 
 @pytest.mark.parametrize("base, nets", [("moon", 1), ("solo", 9)])

@@ -104,29 +104,6 @@ def test_the_detector_may_change_where_no_arm_heeds_it(tmp_path, data, quiet):
     assert {row["method"] for row in again if row["fim"]} == {"fedavg+cl-fim"}
 
 
-@pytest.mark.parametrize(
-    "arm, unread",
-    [
-        ("base", {"detector", "delta", "p_double", "p_halve"}),
-        ("random", {"detector", "delta"}),
-        ("cl", {"p_double", "p_halve"}),
-    ],
-)
-def test_an_arm_is_told_apart_by_the_flags_that_it_reads(arm, unread):
-    own = {*fgn.Config.__annotations__} - {"rounds"}  # no round depends on how many follow
-
-    def flags(**changes):
-        config = fgn.Config(method=arm, **changes)
-        return own - config.results_depend_on().keys()
-
-    assert flags(fgn="per_sample") == unread
-    assert flags(detector="fgn") == unread | {"detect_samples"}
-    if arm == "cl":
-        assert flags(detector="fim") == unread
-    else:
-        assert flags(detector="fim") == unread | {"detect_samples"}
-
-
 # ---------------------------------------------------------------------------------- the reports
 
 
