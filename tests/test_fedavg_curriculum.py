@@ -140,11 +140,6 @@ def test_the_sampler_in_a_plain_dataloader():
     assert len(again) == 18
 
 
-def test_a_batch_is_no_larger_than_the_data():
-    sampler = script.CurriculumBatchSampler([0.5, 0.1, 0.2], 10, 2, all_at_once, rng())
-    assert [sorted(batch) for batch in sampler] == [[0, 1, 2]] * 2
-
-
 @pytest.mark.parametrize("difficulty", [0.5, [1.0, np.nan], [[1.0, 2.0]]])
 def test_the_sampler_wants_a_number_for_each_sample(difficulty):
     with pytest.raises(ValueError, match="^difficulty: wanted one number for each sample"):
