@@ -384,8 +384,8 @@ SETTINGS = {
     },
 }
 ARMS = {
-    "G": itertools.product(EVERY, ("curriculum", "vanilla")),
-    "E": itertools.product(EVERY, ("anti", "random")),
+    "G": zip(EVERY, itertools.cycle(("curriculum", "vanilla")), strict=False),
+    "E": zip(EVERY, itertools.cycle(("anti", "random")), strict=False),
     "quadratic": [("curriculum", "anti"), ("anti", "curriculum"), ("vanilla", "curriculum")],
     "step": [("curriculum", "random"), ("vanilla", "anti"), ("power-of-choice", "random")],
     "linear": [

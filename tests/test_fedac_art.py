@@ -138,7 +138,6 @@ SCRIPT_CASES = {
         "trials": 2,
     },
     "moon": {"method": "fedac", "base": "moon", "mu": 2.0, "augment": "crop-flip"},
-    "base": {"method": "base", "base": "moon", "mu": 2.0, "augment": "crop-flip-rotate"},
     "solo": {"method": "fedac", "base": "solo", "solo_epochs": 7, "clients_per_round": 6},
 }
 STUDY_CASES = {

@@ -151,7 +151,7 @@ def test_the_sampler_wants_a_number_for_each_sample(difficulty):
 ARMS = [
     {"order": "curriculum"},
     {"order": "curriculum", "score": "L", "pacing": "root", "base": "fednova"},
-    {"order": "anti", "score": "LG", "pacing": "quadratic", "base": "scaffold"},
+    {"order": "anti", "score": "LG", "pacing": "quadratic"},
     {
         "order": "curriculum",
         "score": "G_pred",
@@ -167,7 +167,7 @@ ARMS = [
     {"order": "anti", "model": "dropped", "score": "L"},
     {"order": "random", "pacing": "root"},
     {"order": "random", "pacing_scope": "global", "base": "fedprox", "mu": 0.3},
-    {"order": "vanilla", "base": "scaffold", "partition": "label-skew"},
+    {"order": "vanilla", "partition": "label-skew"},
     {
         "order": "vanilla",
         "batch_size": 20,

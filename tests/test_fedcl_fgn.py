@@ -34,14 +34,12 @@ def launch(folder, *flags) -> list[dict]:
 
 CASES = {
     "fedavg": "--method base",
-    "fedavg+cl": "--method cl",
-    "fedprox+cl": "--method cl --base fedprox --fgn per_sample --detect-samples 4 --delta 0.2",
-    "vrlsgd+cl": "--method cl --base vrlsgd --clients-per-round 3 --fgn per_sample",
+    "fedavg+cl": "--method cl --fgn per_sample --detect-samples 4 --delta 0.2",
+    "fedprox+cl": "--method cl --base fedprox --clients-per-round 3 --fgn per_sample",
     "fednova+cl-fim": "--method cl --base fednova --detector fim --detect-samples 4 --rounds 4",
     "fedavg+cl-fim": "--method cl --detector fim --fgn per_sample --rounds 3",
-    "fedadagrad+random": "--method random --base fedadagrad --p-double 0.6 --server-lr 0.02",
-    "fedyogi+cl": "--method cl --base fedyogi --server-lr 0.03 --lr-decay 1",
-    "fedadam+random": "--method random --base fedadam --p-double 0.3 --p-halve 0.6 --rounds 6",
+    "fednova+cl": "--method cl --base fednova --lr-decay 1",
+    "fedavg+random": "--method random --p-double 0.3 --p-halve 0.6 --rounds 6",
 }
 
 

@@ -13,7 +13,6 @@ import test_english
 from PIL import Image
 from scipy.special import stdtr, stdtrit
 
-from experiment import report
 from results import (
     clock_answers,
     evidence,
@@ -64,14 +63,6 @@ def test_an_interval_is_students():
     assert found.high == pytest.approx(3 + half)
     assert found.p == pytest.approx(2 * stdtr(3, -3 / np.sqrt(7 / 6)))
     assert found.n == 4
-
-
-def test_holm_by_hand():
-    """.01 x 4, .02 x 3, .03 x 2, .5: never falling, at most 1."""
-    adjusted = report.holm([0.5, 0.01, 0.03, 0.02])
-    np.testing.assert_allclose(adjusted, [0.5, 0.04, 0.06, 0.06])
-    adjusted = report.holm([0.5, 0.01, np.nan, 0.02])  # one of four could not be tested
-    np.testing.assert_allclose(adjusted, [1, 0.04, np.nan, 0.06])
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def federate(data, *flags) -> common.Federation:
 # -------------------------------------------------------------------------- whole runs, literally
 
 CASES = {
-    "fedyogi size n=4": "--method base --base fedyogi --select size --n 4 --server-lr 0.03",
-    "fedadam+constant": "--method constant --base fedadam --clients-per-round 3",
-    "vrlsgd+constant size": "--method constant --base vrlsgd --select size --rounds 4",
+    "fedavg size n=4": "--method base --select size --n 4",
+    "fednova+constant": "--method constant --base fednova --clients-per-round 3",
+    "fedavg+constant size": "--method constant --select size --rounds 4",
     "fedprox+longer n=3": "--method longer --base fedprox --n 3 --budget 13 --select size",
     "fedavg+cl size": "--method cl --select size --budget 17 --rounds 30",
     "fednova+cl": "--method cl --base fednova --no-fgn-lr --lr-decay 0.5 --delta 0.01",
