@@ -514,6 +514,14 @@ def test_natural_advance_unfreezes_everyone_and_quorum_lowers_the_bar():
     assert (state["phase"], state["phase_began"], state["frozen"]) == (1, 4, {})
 
 
+@pytest.mark.parametrize(
+    ("frozen", "rounds_taken", "said"),
+    [(8, 1, "natural"), (8, 9, "natural"), (7, 9, "forced"), (7, 8, "")],
+)
+def test_a_phase_ends_when_its_clients_have_passed_or_its_time_is_over(frozen, rounds_taken, said):
+    assert g.end_of_phase(frozen, 10, 0.8, rounds_taken, limit=9) == said
+
+
 def test_after_the_last_phase_nobody_freezes():
     columns, state = check({0: np.zeros(320)}, phase=3, t=9, thresholds="0.8,0.6,0.2")
     assert state["frozen"] == {}
