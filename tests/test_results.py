@@ -1,5 +1,6 @@
 """The pages' numbers against the evidence, by other formulas; every claim has a command."""
 
+import functools
 import importlib
 import itertools
 import re
@@ -35,17 +36,24 @@ OURS = {"B5", "C11", "D5"}  # no claims of a paper: among E1, E2, ..
 NEW_MNIST = "fedcl_gmm_sync/mnist-all-alpha1"
 
 
+@functools.cache
+def read_evidence(name: str) -> pd.DataFrame:
+    return pd.read_csv(ROOT / "results" / name, keep_default_na=False, dtype=str)
+
+
 def raw(run: str, setting: str, method: str) -> np.ndarray:
     """The mean of the last ten rounds by trial, straight from the files; of joined runs, too."""
     if "+" in run:
         return np.concatenate([raw(block, setting, method) for block in run.split("+")])
-    old = pd.read_csv(ROOT / "results" / "trials.csv.xz", keep_default_na=False, dtype=str)
-    old = old.query("run == @run and setting == @setting and method == @method")
+    old = read_evidence("trials.csv.xz").query(
+        "run == @run and setting == @setting and method == @method"
+    )
     found = old[old.measure == "last10"]
     if len(found):
         return found.sort_values("trial").value.astype(float).to_numpy()
-    rounds = pd.read_csv(ROOT / "results" / "rounds.csv.xz", keep_default_na=False, dtype=str)
-    rounds = rounds.query("run == @run and setting == @setting and method == @method")
+    rounds = read_evidence("rounds.csv.xz").query(
+        "run == @run and setting == @setting and method == @method"
+    )
     values = []
     for _, rows in rounds.groupby("trial"):
         last = rows["round"].astype(int).max()
