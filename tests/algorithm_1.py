@@ -1,6 +1,6 @@
 """Algorithm 1 once more, client after client and sample after sample, on ordinary torch nets.
 
-With it the orders that are no part of the paper, four bases, SOLO and FedLC; and what the tests of
+With it the orders that are no part of the paper, three bases, SOLO and FedLC; and what the tests of
 fedavg_curriculum.py and of its studies share.
 """
 
@@ -266,27 +266,21 @@ def travelled(config, T) -> float:
 
 
 class LiteralServer:
-    """What the five bases do with the clients' nets: `theta`, or with SOLO `own` by client."""
+    """What the four bases do with the clients' nets: `theta`, or with SOLO `own` by client."""
 
     def __init__(self, config, theta):
         self.config = config
         self.theta = theta
-        self.zero = 0 * theta
         self.own = {}  # SOLO's nets
-        self.c = self.zero
-        self.c_of = {}  # SCAFFOLD's control variates
 
     def received(self, m):
         if self.config.base == "solo":
             return self.own.get(m, self.theta)
         return self.theta
 
-    def extra(self, m):
-        """Added to client m's gradient at `theta`."""
+    def extra(self):
+        """Added to a client's gradient at `theta`."""
         start = self.theta
-        if self.config.base == "scaffold":
-            correction = self.c - self.c_of.get(m, self.zero)
-            return lambda theta: correction
         if self.config.base == "fedprox":
             return lambda theta: self.config.mu * (theta - start)
         return None
@@ -294,27 +288,14 @@ class LiteralServer:
     def update(self, clients, nets, p, lengths) -> None:
         if self.config.base == "solo":
             self.own.update(zip(clients, nets, strict=True))
-        elif self.config.base == "scaffold":
-            self.update_scaffold(clients, nets, lengths)
         elif self.config.base == "fednova":
-            direction = self.zero
+            direction = 0 * self.theta
             for q, net, a in zip(p, nets, lengths, strict=True):
                 direction = direction + q * (self.theta - net) / a
             a_mean = sum(q * a for q, a in zip(p, lengths, strict=True))
             self.theta = self.theta - a_mean * direction
         else:
             self.theta = sum(q * net for q, net in zip(p, nets, strict=True))
-
-    def update_scaffold(self, clients, nets, lengths) -> None:
-        new = {}
-        change = self.zero
-        for m, net, a in zip(clients, nets, lengths, strict=True):
-            before = self.c_of.get(m, self.zero)
-            new[m] = before - self.c + (self.theta - net) / a
-            change = change + new[m] - before
-        self.c = self.c + change / self.config.clients
-        self.c_of |= new
-        self.theta = self.theta + sum(net - self.theta for net in nets) / len(nets)
 
 
 def literal(config, method, trial=0):
@@ -327,7 +308,7 @@ def literal(config, method, trial=0):
     expert = None
     if config.score == "E":
         expert = literal_expert(config, fl.model, streams, x, y)
-    vectors = {"scaffold": 2, "solo": 0}.get(config.base, 1)
+    vectors = int(config.base != "solo")
     last_nets = {}
     rows = []
     total = {"uploads": 0, "samples": 0, "received_mb": 0.0, "sent_mb": 0.0}
@@ -386,7 +367,7 @@ def literal_client(config, server, shard, x, y, streams, t, m, last_net, expert)
         lambda i: falling(config, i),
         seed=streams.seed("dropout", t, m),
         margin=literal_margin(config, labels),
-        extra=server.extra(m),
+        extra=server.extra(),
     )
     return net, loss, batches
 

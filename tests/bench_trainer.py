@@ -184,20 +184,6 @@ def compare(works: dict, repeats: int):
         yield line(title, len(work.batches), steps, *milliseconds, ratio(loop, ours))
 
 
-def lenet5(flags):
-    """LeNet-5 trains one epoch of 600 samples a client, in batches of 10."""
-    n = flags.samples or 600
-    shares = np.random.default_rng(1).dirichlet([0.1] * 10, 10).sum(0)
-    uneven = np.maximum((shares * n).astype(int), 1)
-    works = {}
-    for channels, side in ((1, 28), (3, 32)):
-        shape = f"LeNet-5 {channels}x{side}x{side}"
-        works[f"{shape}, 10 equal"] = ("lenet5", channels, side, [n] * 10)
-        works[f"{shape}, 20 equal"] = ("lenet5", channels, side, [n] * 20)
-        works[f"{shape}, 10 by Dirichlet(.1)"] = ("lenet5", channels, side, uneven)
-    return compare(works, flags.repeats)
-
-
 def big(flags):
     """Four clients of 32 samples train big models, one client at a time, in batches of 16."""
     n = min(flags.samples or 32, 32)
@@ -628,7 +614,7 @@ def write(name: str, table: str) -> None:
 
 
 PARTS = {
-    "cpu": (step, lenet5, single, big, start, throughput, pfl, pfllib, gpu, blazefl, costs),
+    "cpu": (step, single, big, start, throughput, pfl, pfllib, gpu, blazefl, costs),
     "cuda": (gpu, blazefl, pfl, pfllib),
 }
 

@@ -1,8 +1,8 @@
 """FedCL once more: loops over rounds, clients, steps and samples with torch's own layers, float64.
 
 Of the project it shares the random streams, the initial weights and the dealing of samples to
-clients. Each rule is written down again. `Loops` is fedcl_fgn.py, `StudyLoops` selection.py,
-`CriticalLoops` criticalfl.py.
+clients. Each rule is written down again, and two bases. `Loops` is fedcl_fgn.py, `StudyLoops`
+selection.py, `CriticalLoops` criticalfl.py.
 """
 
 import csv
@@ -14,6 +14,7 @@ import ordinary
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_rules import BySize
 
 import common
 import experiment
@@ -88,7 +89,6 @@ class Loops:
         self.N = [len(shard) for shard in fl.shards]
         self.M = len(self.N)
         self.theta = fl.model.init(self.streams.seed("init"))
-        self.memory = {}
         self.rows = []
         self.run()
 
@@ -134,8 +134,6 @@ class Loops:
             losses.append(loss)
             if c.base == "fedprox":
                 g = g + c.mu * (w - self.theta)
-            if c.base == "vrlsgd":
-                g = g - self.memory.get(("Delta", m), torch.zeros_like(w))
             v = c.momentum * v + g + c.weight_decay * w
             w = w - eta * v
             pull = c.mu * travelled if c.base == "fedprox" else 0
@@ -148,34 +146,10 @@ class Loops:
 
     def aggregate(self, p, sent, lengths):
         """The next net from {client: weight}, {client: net}, {client: length}."""
-        c = self.config
-        mean = sum(p[m] * sent[m] for m in p)
-        if c.base == "vrlsgd":
-            for m in p:
-                before = self.memory.get(("Delta", m), torch.zeros_like(mean))
-                self.memory["Delta", m] = before + (mean - sent[m]) / lengths[m]
-        if c.base == "fednova":
+        if self.config.base == "fednova":
             d = sum(p[m] * (self.theta - sent[m]) / lengths[m] for m in p)
             return self.theta - sum(p[m] * lengths[m] for m in p) * d
-        if c.base in ("fedadagrad", "fedyogi", "fedadam"):
-            return self.adapt(mean - self.theta)
-        return mean
-
-    def adapt(self, delta):
-        """FedOpt's next net from the mean update."""
-        base = self.config.base
-        b1 = 0.0 if base == "fedadagrad" else 0.9
-        m = b1 * self.memory.get("m", 0) + (1 - b1) * delta
-        v = self.memory.get("v", torch.full_like(delta, 1e-6))
-        square = delta**2
-        if base == "fedadagrad":
-            v = v + square
-        elif base == "fedadam":
-            v = 0.99 * v + 0.01 * square
-        else:
-            v = v - 0.01 * square * torch.sign(v - square)
-        self.memory |= {"m": m, "v": v}
-        return self.theta + (self.config.server_lr or 0.01) * m / (v.sqrt() + 1e-3)
+        return sum(p[m] * sent[m] for m in p)
 
     # -------------------------------------------------------------------------- FGN and FedFIM
 
@@ -309,7 +283,7 @@ class Loops:
         return {"accuracy": 100 * float(correct.double().mean()), "loss": float(loss)}
 
 
-class StudyLoops(Loops):
+class StudyLoops(BySize, Loops):
     """The same with a budget, draws by size, and the arms longer and constant."""
 
     script = selection
@@ -321,32 +295,11 @@ class StudyLoops(Loops):
             self.rounds = len(rows)
             self.total = sum(row["clients"] for row in rows)
 
-    def inclusion(self, n):
-        sure = set()
-        while True:
-            rest = sum(N for m, N in enumerate(self.N) if m not in sure)
-            pi = [(n - len(sure)) * N / rest for N in self.N]
-            for m in sure:
-                pi[m] = 1.0
-            over = {m for m in range(self.M) if pi[m] > 1}
-            if not over:
-                return pi
-            sure |= over
-
     def draw(self, t, n):
         if self.config.select == "uniform" or self.config.method == "longer":
             return super().draw(t, n)
-        pi = self.inclusion(n)
-        rng = self.streams("select by size", t)
-        order = rng.permutation(self.M)
-        points = (n * rng.random()) % 1 + np.arange(n)
-        begin = 0.0
-        p = {}
-        for m in order.tolist():
-            if np.any((begin <= points) & (points < begin + pi[m])):
-                p[m] = self.N[m] / sum(self.N) / pi[m]
-            begin += pi[m]
-        return {m: p[m] for m in sorted(p)}
+        drawn = self.by_size(t, n)
+        return {m: drawn[m] / sum(self.N) for m in sorted(drawn)}
 
     def batches(self, t, m):
         whole = super().batches(t, m)

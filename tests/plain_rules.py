@@ -2,9 +2,6 @@
 
 They share with the rules the random streams, and nothing else of them. `compare` has a rule and its
 plain program select clients in a made-up federation, round after round.
-
-`python tests/plain_rules.py` prints, for each rule, the cells that were compared (clients and
-weights), and the largest difference of two weights.
 """
 
 import math
@@ -71,30 +68,8 @@ def federation(world):
 # ------------------------------------------------------------------------------ what rules share
 
 
-class Plain:
-    """A rule. `draw` returns {client: weight}, the weights with any sum."""
-
-    def __init__(self, world):
-        self.world = world
-        self.N = world.sizes.tolist()
-        self.M = world.M
-        self.turns = {}  # of client m: round (from 1), times, loss, gradient
-        self.begin()
-
-    def begin(self):
-        pass
-
-    def note(self, t, m):
-        theta, length, loss = self.world.turn(t, m)
-        gradient = [(a - b) / length for a, b in zip(self.world.theta(t), theta, strict=True)]
-        times = self.turns[m]["times"] + 1 if m in self.turns else 1
-        self.turns[m] = {"round": t + 1, "times": times, "loss": loss, "gradient": gradient}
-
-    def rng(self, purpose, *key):
-        return self.world.streams(purpose, *key)
-
-    def uniform(self, t, n):
-        return sorted(self.rng("select", t).permutation(self.M)[:n].tolist())
+class BySize:
+    """Systematic sampling of M clients with N samples, which `streams` places at random."""
 
     def inclusion(self, n):
         """pi: in proportion to the sizes, sum n, nobody above 1."""
@@ -115,7 +90,7 @@ class Plain:
 
     def by_size(self, t, n):
         pi = self.inclusion(n)
-        rng = self.rng("select by size", t)
+        rng = self.streams("select by size", t)
         order = rng.permutation(self.M).tolist()
         first = (n * rng.random()) % 1
         found = {}
@@ -126,6 +101,30 @@ class Plain:
                 found[m] = self.N[m] / pi[m]
             begin = end
         return found
+
+
+class Plain(BySize):
+    """A rule. `draw` returns {client: weight}, the weights with any sum."""
+
+    def __init__(self, world):
+        self.world = world
+        self.N = world.sizes.tolist()
+        self.M = world.M
+        self.streams = world.streams
+        self.turns = {}  # of client m: round (from 1), times, loss, gradient
+        self.begin()
+
+    def begin(self):
+        pass
+
+    def note(self, t, m):
+        theta, length, loss = self.world.turn(t, m)
+        gradient = [(a - b) / length for a, b in zip(self.world.theta(t), theta, strict=True)]
+        times = self.turns[m]["times"] + 1 if m in self.turns else 1
+        self.turns[m] = {"round": t + 1, "times": times, "loss": loss, "gradient": gradient}
+
+    def uniform(self, t, n):
+        return sorted(self.streams("select", t).permutation(self.M)[:n].tolist())
 
     def new(self):
         return [m for m in range(self.M) if m not in self.turns]
@@ -185,7 +184,7 @@ class Size(Plain):
 
 class RoundRobin(Plain):
     def begin(self):
-        self.queue = self.rng("round robin").permutation(self.M).tolist()
+        self.queue = self.streams("round robin").permutation(self.M).tolist()
 
     def draw(self, t, n):
         first, self.queue = self.queue[:n], self.queue[n:]
@@ -201,7 +200,7 @@ class Loss(Plain):
             loss = self.turns[m]["loss"] if m in self.turns else max(seen)
             odds.append(self.N[m] * loss)
         p = [odd / sum(odds) for odd in odds]
-        return dict.fromkeys(self.rng("by loss", t).choice(self.M, n, replace=False, p=p), 1)
+        return dict.fromkeys(self.streams("by loss", t).choice(self.M, n, replace=False, p=p), 1)
 
 
 class PowerOfChoice(Plain):
@@ -235,7 +234,7 @@ class Oort(Plain):
             epsilon *= 0.98
         explore = round(n * max(epsilon, 0.2))
         explore = min(max(explore, n - len(E)), len(self.new()))
-        rng = self.rng("oort", t)
+        rng = self.streams("oort", t)
         P_t = []
         if explore:
             speeds = [1 / self.world.slowness[m] for m in self.new()]
@@ -269,7 +268,7 @@ class Oort(Plain):
 
 class Hics(Plain):
     def draw(self, t, n):
-        rng = self.rng("hics", t)
+        rng = self.streams("hics", t)
         if self.new():
             return self.new_first(rng, n)
         bias = [[-g for g in self.turns[m]["gradient"][-CLASSES:]] for m in range(self.M)]
@@ -330,7 +329,7 @@ class FedCor(Plain):
 class DivFL(Plain):
     def draw(self, t, n):
         if self.new():
-            return self.new_first(self.rng("divfl", t), n)
+            return self.new_first(self.streams("divfl", t), n)
         g = [np.array(self.turns[m]["gradient"]) for m in range(self.M)]
         self.apart = [[norm(a - b) for a in g] for b in g]
         S = []
@@ -374,7 +373,7 @@ class ClustersBySize(Clusters):
         pi = self.inclusion(n)
         urns = [{} for _ in range(n)]
         self.fill(urns, sorted(range(self.M), key=lambda m: -self.N[m]), pi)
-        return self.pick(urns, self.rng("clusters by size", t), pi)
+        return self.pick(urns, self.streams("clusters by size", t), pi)
 
 
 class ClustersBySimilarity(Clusters):
@@ -393,7 +392,7 @@ class ClustersBySimilarity(Clusters):
         urns += [{} for _ in range(n - len(urns))]
         others = [m for group in groups[n:] for m in sorted(group)]
         self.fill(urns, others + sorted(self.new(), key=lambda m: -self.N[m]), pi)
-        return self.pick(urns, self.rng("clusters by similarity", t), pi)
+        return self.pick(urns, self.streams("clusters by similarity", t), pi)
 
 
 class Oracle(Plain):
@@ -463,14 +462,3 @@ def compare(name: str, seed: int = 0, rounds: int = ROUNDS) -> tuple[int, float]
             plain.note(t, m)
         state["uploads"] += n
     return cells, largest
-
-
-if __name__ == "__main__":
-    for name in PLAIN:
-        cells = 0
-        largest = 0.0
-        for seed in range(5):
-            of_seed, difference = compare(name, seed)
-            cells += of_seed
-            largest = max(largest, difference)
-        print(f"{name:22} {cells:6} cells, largest difference {largest:.2g}")

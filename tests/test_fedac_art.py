@@ -138,7 +138,6 @@ SCRIPT_CASES = {
         "trials": 2,
     },
     "moon": {"method": "fedac", "base": "moon", "mu": 2.0, "augment": "crop-flip"},
-    "base": {"method": "base", "base": "moon", "mu": 2.0, "augment": "crop-flip-rotate"},
     "solo": {"method": "fedac", "base": "solo", "solo_epochs": 7, "clients_per_round": 6},
 }
 STUDY_CASES = {
@@ -421,30 +420,6 @@ def test_clusters_are_those_of_the_flipped_labels(tmp_path, quick):
         assert [row["clusters"] for row in beside] == [row["clusters"] for row in alone]
         assert [row["accuracy"] for row in beside] == [row["accuracy"] for row in alone]
     assert len({row["clusters"] for row in both if row["round"] == "1"}) == 2
-
-
-@pytest.mark.parametrize("features", ["pixels", "encoder"])
-@pytest.mark.parametrize(("arm", "base"), [("base", "fedavg"), ("fedac", "solo")])
-def test_what_an_arm_does_not_read_changes_nothing(arm, base, features, quick, tmp_path):
-    """The flags that the study leaves out of an arm's identity."""
-    flags = {"method": arm, "base": base, "features": features, "solo_epochs": 4}
-    changed = {"epochs": 2, "warmup": 2, "solo_epochs": 9, "w_small": 0.1, "reduction": "group"}
-    read = controls.Config(**flags).results_depend_on()
-    unread = {name: value for name, value in changed.items() if name not in read}
-    assert bool(unread) == ((arm, features) != ("fedac", "encoder"))
-    _, first = quick(tmp_path / "first", *words(flags))
-    _, second = quick(tmp_path / "second", *words(flags | unread))
-    assert torch.equal(first[arm], second[arm])
-
-
-def test_the_scripts_base_reads_nothing_of_the_curriculum(quick, tmp_path):
-    changed = {"rho": 0.1, "art_alpha": 3.0, "art_beta": 0.5, "quantile": 0.1, "w_small": 0.1}
-    changed |= {"reduction": "group", "solo_epochs": 9}
-    read = fedac_art.Config(method="base").results_depend_on()
-    assert not set(changed) & set(read)
-    _, first = quick(tmp_path / "first", "--method", "base", script=fedac_art)
-    _, second = quick(tmp_path / "second", *words({"method": "base"} | changed), script=fedac_art)
-    assert torch.equal(first["base"], second["base"])
 
 
 # ----------------------------------------------------------------- augmentation, hidden vectors

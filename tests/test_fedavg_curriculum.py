@@ -21,15 +21,11 @@ from algorithm_1 import (
     exact_pacing,
     is_same,
     metrics,
-    small,
-    state_of,
     states,
     write_data,
 )
 
-import bases
 import fedavg_curriculum as script
-import training
 from experiment import figures
 
 ROOT = Path(script.__file__).parent
@@ -144,11 +140,6 @@ def test_the_sampler_in_a_plain_dataloader():
     assert len(again) == 18
 
 
-def test_a_batch_is_no_larger_than_the_data():
-    sampler = script.CurriculumBatchSampler([0.5, 0.1, 0.2], 10, 2, all_at_once, rng())
-    assert [sorted(batch) for batch in sampler] == [[0, 1, 2]] * 2
-
-
 @pytest.mark.parametrize("difficulty", [0.5, [1.0, np.nan], [[1.0, 2.0]]])
 def test_the_sampler_wants_a_number_for_each_sample(difficulty):
     with pytest.raises(ValueError, match="^difficulty: wanted one number for each sample"):
@@ -160,7 +151,7 @@ def test_the_sampler_wants_a_number_for_each_sample(difficulty):
 ARMS = [
     {"order": "curriculum"},
     {"order": "curriculum", "score": "L", "pacing": "root", "base": "fednova"},
-    {"order": "anti", "score": "LG", "pacing": "quadratic", "base": "scaffold"},
+    {"order": "anti", "score": "LG", "pacing": "quadratic"},
     {
         "order": "curriculum",
         "score": "G_pred",
@@ -176,7 +167,7 @@ ARMS = [
     {"order": "anti", "model": "dropped", "score": "L"},
     {"order": "random", "pacing": "root"},
     {"order": "random", "pacing_scope": "global", "base": "fedprox", "mu": 0.3},
-    {"order": "vanilla", "base": "scaffold", "partition": "label-skew"},
+    {"order": "vanilla", "partition": "label-skew"},
     {
         "order": "vanilla",
         "batch_size": 20,
@@ -254,21 +245,6 @@ def test_what_another_flag_switches_off_is_trained_once(
     assert experts == (2 if "E" in words else 0)
 
 
-@pytest.mark.parametrize("order", ["random", "vanilla"])
-def test_what_an_order_is_declared_not_to_read_it_does_not_read(order, data_file, tmp_path):
-    flags = SMALL | {"dataset": data_file, "clients": 5, "clients_per_round": 3, "rounds": 2}
-    flags |= {"epochs": 2, "order": order}
-    changed = {"score": "L", "expert_epochs": 2, "pacing": "root", "pacing_a": 0.3}
-    changed |= {"pacing_b": 0.5, "pacing_scope": "global", "lr_power": 0.1, "mu": 0.7}
-    changed |= {"server_lr": 0.3, "lr_alpha": 0.0}
-    read = script.Config(order=order).results_depend_on()
-    unread = {name: value for name, value in changed.items() if name not in read}
-    assert len(unread) == {"random": 6, "vanilla": 10}[order]
-    plain = state_of(script.main, flags, tmp_path / "plain")
-    other = state_of(script.main, flags | unread, tmp_path / "other")
-    assert is_same(plain, other)
-
-
 def test_two_jobs_change_no_bit(tmp_path, data_file):
     """Both workers of a trial want the same expert at the same time."""
     flags = [*QUICK, "--rounds", "2", "--score", "E", "--expert-epochs", "1"]
@@ -280,39 +256,6 @@ def test_two_jobs_change_no_bit(tmp_path, data_file):
     assert len(states(tmp_path / "one")) == 2
     assert metrics(tmp_path / "two") == metrics(tmp_path / "one")
     assert is_same(states(tmp_path / "two"), states(tmp_path / "one"))
-
-
-@pytest.mark.parametrize("base", bases.BASES)
-def test_every_base_resumes_to_the_same_bits(base, data_file, tmp_path, monkeypatch):
-    """Ctrl-C in the training of round 4 of 5; what bases and scores remember must survive."""
-    flags = [*QUICK, "--rounds", "5", "--base", base, "--score", "LG", "--order", "anti"]
-    flags += ["--dataset", str(data_file)]
-    flags += ["--clients", "4", "--clients-per-round", "2", "--parts", "16"]
-    script.main([*flags, "--out", str(tmp_path / "whole")])
-    train = training.train
-    calls = []
-
-    def interrupted(*args):
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return train(*args)
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(training, "train", interrupted)
-        script.main([*flags, "--out", str(tmp_path / "cut")])
-    assert stop.value.code == 130
-    [path] = checkpoints(tmp_path / "cut")
-    assert 1 <= len(torch.load(path, weights_only=True)["content"]["rows"]) <= 3
-    script.main([*flags, "--out", str(tmp_path / "cut"), "--resume"])
-    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
-    assert is_same(states(tmp_path / "cut"), states(tmp_path / "whole"))
-
-
-def test_more_rounds_may_follow_where_no_round_depends_on_their_number():
-    assert not small().reads_rounds()
-    assert small(pacing_scope="global").reads_rounds()
-    assert not small(pacing_scope="global", order="vanilla").reads_rounds()
 
 
 def test_final_accuracies_are_drawn_and_their_gains_printed(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,6 @@ from algorithm_1 import (
     command,
     compare_with_literal,
     exact_pacing,
-    is_same,
     literal_schedule,
     literal_scores,
     metrics,
@@ -164,28 +163,6 @@ def test_a_run_equals_a_literal_algorithm_1(study, arm, data_file, tmp_path):
     config = study.Config(**flags)
     method = rivals.name(config) if study is rivals else config.order
     compare_with_literal(config, method, tmp_path)
-
-
-@pytest.mark.parametrize("order", ["random-step", "fixed", "threshold", "hard-threshold"])
-def test_what_an_order_is_declared_not_to_read_it_does_not_read(order, data_file, tmp_path):
-    study = STUDY[order]
-    flags = SMALL | {"dataset": data_file, "clients": 5, "clients_per_round": 3, "rounds": 2}
-    flags |= {"epochs": 2, "order": order}
-    changed = {"score": "L", "expert_epochs": 2, "pacing": "root", "pacing_a": 0.3}
-    changed |= {"pacing_b": 0.5, "pacing_scope": "global", "lr_power": 0.1, "mu": 0.7}
-    read = study.Config(order=order).results_depend_on()
-    unread = {name: value for name, value in changed.items() if name not in read}
-    wanted = {"expert_epochs", "lr_power", "mu"}
-    if study is exposure:
-        wanted.add("score")
-    else:
-        wanted.add("pacing")
-    if order == "random-step":
-        wanted |= {"pacing", "pacing_a", "pacing_b", "pacing_scope"}
-    assert set(unread) == wanted
-    plain = state_of(study.main, flags, tmp_path / "plain")
-    other = state_of(study.main, flags | unread, tmp_path / "other")
-    assert is_same(plain, other)
 
 
 def test_fedlc_is_an_arm_beside_the_orders(data_file, tmp_path):

@@ -514,6 +514,14 @@ def test_natural_advance_unfreezes_everyone_and_quorum_lowers_the_bar():
     assert (state["phase"], state["phase_began"], state["frozen"]) == (1, 4, {})
 
 
+@pytest.mark.parametrize(
+    ("frozen", "rounds_taken", "said"),
+    [(8, 1, "natural"), (8, 9, "natural"), (7, 9, "forced"), (7, 8, "")],
+)
+def test_a_phase_ends_when_its_clients_have_passed_or_its_time_is_over(frozen, rounds_taken, said):
+    assert g.end_of_phase(frozen, 10, 0.8, rounds_taken, limit=9) == said
+
+
 def test_after_the_last_phase_nobody_freezes():
     columns, state = check({0: np.zeros(320)}, phase=3, t=9, thresholds="0.8,0.6,0.2")
     assert state["frozen"] == {}
@@ -553,44 +561,6 @@ def test_scores_that_are_not_finite_stop_the_run(monkeypatch, bad):
 # ---------------------------------------------------------------------------------- the baselines
 
 
-def flags_read(config) -> set[str]:
-    own = {"tau", "lam", "thresholds", "v", "phase_quorum", "generator_hidden", "distill", "mu"}
-    return own & {*config.results_depend_on()}
-
-
-PHASES = {"thresholds", "v", "phase_quorum"}
-FEDCL = PHASES | {"tau", "lam", "generator_hidden"}
-
-
-@pytest.mark.parametrize(
-    "method, expected",
-    [
-        ("fedcl", FEDCL),
-        ("fedcl-fresh", FEDCL),
-        ("fedcl/e", FEDCL),
-        ("fedcl-nodiversity", FEDCL),
-        ("fedgen-nodiversity", {"generator_hidden"}),
-        ("fedcl-nofreeze", FEDCL - PHASES),
-        ("fedgen", {"generator_hidden"}),
-        ("fedgen-e", {"generator_hidden"}),
-        ("fedavg", set()),
-        ("fedavg-e", set()),
-        ("fedensemble", set()),
-        ("fedprox", {"mu"}),
-        ("feddistill", {"distill"}),
-        ("feddistill+", {"distill"}),
-    ],
-)
-def test_flags_that_a_method_reads(method, expected):
-    assert flags_read(controls.Config(method=method)) == expected
-    if method in g.METHODS:
-        config = g.Config(method=method)
-        assert flags_read(config) == expected
-        assert config.reads_rounds() == (method == "fedcl")
-    reads_rounds = controls.Config(method=method).reads_rounds()
-    assert reads_rounds == (expected >= PHASES)
-
-
 # ------------------------------------------------------------------------ data, run, command line
 
 
@@ -613,31 +583,6 @@ def test_the_share_keeps_each_samples_owner():
     assert torch.equal(fl.data.x_train, data.x_train[held])
     for shard in fl.shards:
         assert len({held[i] % 9 for i in shard}) == 1
-
-
-@pytest.mark.parametrize("method", ["fedcl", "fedensemble", "feddistill"])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch, method):
-    """All that must survive is in the state: generator, Adam, frozen nets, mixtures, logits."""
-    flags = {"rounds": 5, "local_steps": 4}
-    whole, rows = trained(tmp_path / "whole", method, **flags)
-    record = experiment.Run.record
-
-    def killed(run, t, *rest, **columns):
-        record(run, t, *rest, **columns)
-        run.save()
-        if t == 3:
-            raise KeyboardInterrupt
-
-    config = small(method, resume=True, **flags)
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment.Run, "record", killed)
-        patch.setattr(experiment.Run, "save", experiment.Run.save)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path)
-    state, again = train(config, tmp_path)
-    torch.testing.assert_close(state, whole, rtol=0, atol=0, equal_nan=True)
-    for row, expected in zip(again, rows, strict=True):
-        assert {**row, "seconds": 0} == {**expected, "seconds": 0}
 
 
 def test_results_count_rounds_and_updates_to_fedavgs_final_accuracy():

@@ -88,7 +88,7 @@ ONLY_IN_SCRIPT = {  # defaults of options that no program has
     "fedcl_fgn": {"p_double": 0.3, "p_halve": 0.3},
     "fedcl_gmm_sync": {"distill": 0.1, "mu": 0.1},
 }
-SETTINGS = 8
+SETTINGS = 5
 REPEATED = {  # functions that several programs repeat
     "evaluate": OPTIONS,
     "stream": OPTIONS,

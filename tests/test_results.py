@@ -1,5 +1,6 @@
 """The pages' numbers against the evidence, by other formulas; every claim has a command."""
 
+import functools
 import importlib
 import itertools
 import re
@@ -13,7 +14,6 @@ import test_english
 from PIL import Image
 from scipy.special import stdtr, stdtrit
 
-from experiment import report
 from results import (
     clock_answers,
     evidence,
@@ -36,17 +36,24 @@ OURS = {"B5", "C11", "D5"}  # no claims of a paper: among E1, E2, ..
 NEW_MNIST = "fedcl_gmm_sync/mnist-all-alpha1"
 
 
+@functools.cache
+def read_evidence(name: str) -> pd.DataFrame:
+    return pd.read_csv(ROOT / "results" / name, keep_default_na=False, dtype=str)
+
+
 def raw(run: str, setting: str, method: str) -> np.ndarray:
     """The mean of the last ten rounds by trial, straight from the files; of joined runs, too."""
     if "+" in run:
         return np.concatenate([raw(block, setting, method) for block in run.split("+")])
-    old = pd.read_csv(ROOT / "results" / "trials.csv.xz", keep_default_na=False, dtype=str)
-    old = old.query("run == @run and setting == @setting and method == @method")
+    old = read_evidence("trials.csv.xz").query(
+        "run == @run and setting == @setting and method == @method"
+    )
     found = old[old.measure == "last10"]
     if len(found):
         return found.sort_values("trial").value.astype(float).to_numpy()
-    rounds = pd.read_csv(ROOT / "results" / "rounds.csv.xz", keep_default_na=False, dtype=str)
-    rounds = rounds.query("run == @run and setting == @setting and method == @method")
+    rounds = read_evidence("rounds.csv.xz").query(
+        "run == @run and setting == @setting and method == @method"
+    )
     values = []
     for _, rows in rounds.groupby("trial"):
         last = rows["round"].astype(int).max()
@@ -64,14 +71,6 @@ def test_an_interval_is_students():
     assert found.high == pytest.approx(3 + half)
     assert found.p == pytest.approx(2 * stdtr(3, -3 / np.sqrt(7 / 6)))
     assert found.n == 4
-
-
-def test_holm_by_hand():
-    """.01 x 4, .02 x 3, .03 x 2, .5: never falling, at most 1."""
-    adjusted = report.holm([0.5, 0.01, 0.03, 0.02])
-    np.testing.assert_allclose(adjusted, [0.5, 0.04, 0.06, 0.06])
-    adjusted = report.holm([0.5, 0.01, np.nan, 0.02])  # one of four could not be tested
-    np.testing.assert_allclose(adjusted, [1, 0.04, np.nan, 0.06])
 
 
 @pytest.mark.parametrize(

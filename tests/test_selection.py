@@ -12,7 +12,6 @@ import pandas as pd
 import plain_rules
 import pytest
 import torch
-import torch.nn.functional as F
 from fedcl_loops import (
     FLAGS,
     CriticalLoops,
@@ -24,12 +23,14 @@ from fedcl_loops import (
     write_data,
 )
 from scipy import stats
+from scipy.spatial.distance import pdist, squareform
 
 import common
 import experiment
 import fedcl_fgn
 from data import load_data
 from experiment import figures
+from results.client_curriculum import rivals
 from results.fedcl_fgn import clock, compare, criticalfl, rules, selection
 
 draw = compare.plot  # other tests draw nothing
@@ -65,9 +66,9 @@ def federate(data, *flags) -> common.Federation:
 # -------------------------------------------------------------------------- whole runs, literally
 
 CASES = {
-    "fedyogi size n=4": "--method base --base fedyogi --select size --n 4 --server-lr 0.03",
-    "fedadam+constant": "--method constant --base fedadam --clients-per-round 3",
-    "vrlsgd+constant size": "--method constant --base vrlsgd --select size --rounds 4",
+    "fedavg size n=4": "--method base --select size --n 4",
+    "fednova+constant": "--method constant --base fednova --clients-per-round 3",
+    "fedavg+constant size": "--method constant --select size --rounds 4",
     "fedprox+longer n=3": "--method longer --base fedprox --n 3 --budget 13 --select size",
     "fedavg+cl size": "--method cl --select size --budget 17 --rounds 30",
     "fednova+cl": "--method cl --base fednova --no-fgn-lr --lr-decay 0.5 --delta 0.01",
@@ -191,104 +192,23 @@ def test_oort_knows_a_utility_among_many_without_loss():
     assert 65 < found < 97
 
 
-@pytest.mark.parametrize("vectors", [1, 2])
-def test_oorts_seconds_are_those_of_the_clock(data, vectors):
-    """`Federation.cost`, if a client is alone in its round."""
-    fl = federate(data, "--epochs", "3")
-    fl.base.vectors = vectors
-    seconds = rules.durations(fl)
-    for m in fl.everyone:
-        samples = 3 * fl.sizes[[m]]
-        update = SimpleNamespace(clients=np.array([m]), samples=samples, moves_frozen=False)
-        assert seconds[m] == pytest.approx(fl.cost(update)["clock"])
-    assert np.ptp(seconds) > 0.1
-
-
-def test_the_distances_of_gradients_are_scipys():
-    from scipy.spatial.distance import pdist, squareform
-
-    vectors = np.random.default_rng(0).normal(size=(7, 30))
-    vectors[3] = vectors[5]
+def test_distances_and_angles_are_scipys():
+    """Rounding puts squares below 0, and cosines above 1. Zero is at right angles to the others."""
+    vectors = np.random.default_rng(0).normal(size=(40, 30))
+    vectors[20:] = vectors[:20]
     found = rules.distances(torch.tensor(vectors)).numpy()
-    np.testing.assert_allclose(found, squareform(pdist(vectors)), atol=1e-7)
-    assert (found.diagonal() == 0).all()
-
-
-def test_divfl_is_nearly_as_good_as_the_best_set():
-    """Of all sets of 3 of 9: greedy gains at least 1 - 1/e of what the best one gains."""
-    points = np.random.default_rng(4).normal(size=(9, 2))
-    distance = np.linalg.norm(points[:, None] - points, axis=2)
-    totals = [distance[:, list(S)].min(1).sum() for S in itertools.combinations(range(9), 3)]
-    taken = rules.take_representatives(distance, 3)
-    worst = distance.max() * 9
-    gained = worst - distance[:, taken].min(1).sum()
-    assert gained >= (1 - 1 / math.e) * (worst - min(totals))
-    assert sorted(rules.take_representatives(distance, 9)) == list(range(9))
-
-
-@pytest.mark.parametrize("name", ["clusters_by_size", "clusters_by_similarity"])
-def test_clusters_select_clients_nearly_in_proportion_to_their_sizes(name):
-    """A client that lies in two urns takes part more rarely, and the others more often."""
-    world = plain_rules.World(1)
-    fl = plain_rules.federation(world)
-    pi = rules.inclusion(fl.sizes, 8)
-    counts = np.zeros(40)
-    for t in range(3000):
-        state = {"turns": {}, "theta": torch.zeros(plain_rules.P, dtype=torch.float64)}
-        drawn = rules.RULES[name](fl, state, t, 8)
-        counts[drawn.clients] += 1
-        assert len(set(drawn.clients)) == 8
-        np.testing.assert_allclose(drawn.weights, fl.sizes[drawn.clients] / pi[drawn.clients])
-    np.testing.assert_allclose(counts / 3000, pi, atol=0.06)
-    assert counts[0] == 3000  # it fills an urn
-
-
-def test_no_client_is_chosen_of_some():
-    assert rules.choose(np.random.default_rng(0), np.arange(3), 0, np.ones(3)).tolist() == []
+    np.testing.assert_allclose(found, squareform(pdist(vectors)), atol=1e-6)
+    cosines = 1 - squareform(pdist(vectors, "cosine"))
+    zero = np.zeros((2, 30))
+    found = rules.angles(np.concatenate([2 * vectors, zero]))
+    np.testing.assert_allclose(found[:40, :40], np.arccos(np.clip(cosines, -1, 1)), atol=1e-6)
+    np.testing.assert_allclose(found[40:, :40], math.pi / 2)
+    assert (found[40:, 40:] == 0).all()
 
 
 def test_an_urn_whose_clients_are_all_taken_selects_another():
     urns = np.array([[1.0, 0, 0], [1.0, 0, 0], [1.0, 0, 0]])
     assert rules.draw_from_urns(urns, np.random.default_rng(0)).tolist() == [0, 1, 2]
-
-
-def test_masses_fill_rooms_in_order():
-    """By hand: 0.5, 0.8 and 0.4 in rooms of 1, 0.2 and 0.5."""
-    found = rules.allocate(np.array([0.5, 0.8, 0.4]), np.array([1, 0.2, 0.5]))
-    np.testing.assert_allclose(found, [[0.5, 0.5, 0], [0, 0.2, 0], [0, 0.1, 0.4]], atol=1e-12)
-
-
-def test_groups_are_the_largest_branches_that_fit():
-    """Three directions. Together the first four weigh too much, so their tree is cut."""
-    degrees = np.radians([0, 1, 10, 11, 90, 180])
-    vectors = np.stack([np.cos(degrees), np.sin(degrees)], 1)
-    found = rules.similar_groups(vectors, np.array([0.3, 0.3, 0.2, 0.3, 0.4, 1.0]))
-    assert [group.tolist() for group in found] == [[5], [0, 1], [2, 3], [4]]
-    [alone] = rules.similar_groups(vectors[:1], np.array([0.3]))
-    assert alone.tolist() == [0]
-    assert rules.similar_groups(vectors[:0], np.array([])) == []
-
-
-def test_fedcor_conditions_as_scikit_learns_gaussian_process():
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import DotProduct
-
-    embedding = np.random.default_rng(0).normal(size=(9, 3))
-    K = embedding @ embedding.T
-    p = np.full(9, 1 / 9)
-    taken = rules.take_greedily(K, 0.3, np.ones(9), p, 4)
-    assert len(set(taken)) == 4
-    given = K
-    kernel = DotProduct(sigma_0=0, sigma_0_bounds="fixed")
-    for i, m in enumerate(taken):
-        gain = (p @ given) / np.sqrt(given.diagonal() + 0.3)
-        gain[taken[:i]] = -np.inf
-        assert m == gain.argmax()
-        given = rules.condition(given, 0.3, m)
-        process = GaussianProcessRegressor(kernel, alpha=0.3, optimizer=None)
-        process.fit(embedding[taken[: i + 1]], np.zeros(i + 1))
-        _, covariance = process.predict(embedding, return_cov=True)
-        np.testing.assert_allclose(given, covariance, atol=1e-8)
 
 
 @pytest.mark.parametrize("scale", [0, 1e6])
@@ -299,12 +219,6 @@ def test_fedcor_takes_all_clients_where_rounding_exceeds_the_noise(scale):
         K, s_sq = rules.fit_covariance(changes, 5)
         taken = rules.take_greedily(K, s_sq, np.ones(9), np.full(9, 1 / 9), 9)
     assert sorted(taken) == list(range(9))
-
-
-def test_fedcor_leaves_alone_who_had_many_turns():
-    embedding = np.random.default_rng(0).normal(size=(9, 3))
-    alpha = np.eye(9)[5] + 1e-9
-    assert rules.take_greedily(embedding @ embedding.T, 0.3, alpha, np.full(9, 1 / 9), 1) == [5]
 
 
 @pytest.mark.parametrize("M, rank", [(8, 3), (4, 5)])  # 5 of 4 are 3
@@ -318,38 +232,27 @@ def test_fedcor_learns_its_covariance_as_scikit_learns_pca(M, rank):
     np.testing.assert_allclose((K + s_sq * np.eye(M)) * 50 / 49, pca.get_covariance(), atol=1e-10)
 
 
-def test_a_gradient_of_zero_is_at_right_angles_to_all_others():
-    bias = np.array([[0.0, 0], [1, 0], [1, 0], [0, 0]])
-    a, b, c, d = rules.cluster_by_bias(bias, np.ones(4), 2)
-    assert a == d != b == c
-
-
-def test_angles_are_those_of_each_pair():
-    vectors = np.random.default_rng(0).normal(size=(40, 30))
-    vectors[20:] = 2 * vectors[:20]  # rounding puts some cosines above 1
-    found = rules.angles(vectors)
-    np.testing.assert_allclose(found[:20, 20:].diagonal(), 0, atol=1e-7)
-    for i, j in ((0, 1), (3, 17), (5, 9)):
-        assert found[i, j] == pytest.approx(plain_rules.angle(vectors[i], vectors[j]))
-
-
-@pytest.mark.parametrize("study", [selection, clock])
-def test_hics_wants_an_output_bias(tmp_path, data, study, capsys):
+@pytest.mark.parametrize(
+    "study, option", [(selection, "--select"), (clock, "--select"), (rivals, "--client-order")]
+)
+def test_hics_wants_an_output_bias(tmp_path, data, study, option, capsys):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def Net(channels, side, classes):\n"
         "    last = nn.Linear(channels * side**2, classes, bias=False)\n"
         "    return nn.Sequential(nn.Flatten(), last)\n"
     )
-    words = f"--dataset {data} --model {tmp_path}/mine.py:Net --method base --clients 6"
-    words += " --clients-per-round 2 --budget 0 --rounds 1 --trials 1 --jobs 1"
-    words += f" --out {tmp_path}/out --select"
+    words = f"--dataset {data} --model {tmp_path}/mine.py:Net --clients 6 --clients-per-round 2"
+    words += " --rounds 1 --trials 1 --jobs 1"
+    if option == "--select":
+        words += " --method base --budget 0"
     with pytest.raises(SystemExit) as stopped:
-        study.main([*words.split(), "hics"])
+        study.main([*words.split(), option, "hics", "--out", str(tmp_path / "hics")])
     assert stopped.value.code == 2
     last_line = capsys.readouterr().err.splitlines()[-1]
     assert last_line.endswith("mine.py:Net does not end with the bias of its output layer")
-    study.main([*words.split(), "oort", "--resume"])  # it needs no bias
+    other = {"--select": "oort", "--client-order": "random"}[option]
+    study.main([*words.split(), option, other, "--out", str(tmp_path / other)])  # it needs none
 
 
 def test_gamma_falls_with_the_uploads_of_a_budget():
@@ -357,56 +260,6 @@ def test_gamma_falls_with_the_uploads_of_a_budget():
     assert rules.spent(config, {"uploads": 10}, 9) == 0.25
     config.budget = 0
     assert rules.spent(config, {"uploads": 10}, 9) == 0.9
-
-
-def test_power_of_choice_takes_the_candidates_of_largest_loss(data):
-    fl = federate(data)
-    theta = fl.start()["theta"]
-    net = ordinary.fill(ordinary.lenet(1, 16, 3).double(), theta)
-    losses = []
-    for shard in fl.shards:
-        logits = net(ordinary.normalise(fl.data, fl.data.x_train[shard]))
-        losses.append(F.cross_entropy(logits, fl.data.y_train[shard]).item())
-    for t in range(4):
-        candidates = rules.by_size(fl, {}, t, 4).clients
-        largest = sorted(candidates, key=lambda m: -losses[m])[:2]
-        drawn = rules.power_of_choice(fl, {"theta": theta}, t, 2)
-        assert drawn.clients.tolist() == sorted(largest)
-        assert drawn.scorers == 2
-        assert drawn.weights.tolist() == [1, 1]
-
-
-def test_what_is_remembered_is_the_gradient_of_the_bias(data):
-    """After one step of plain SGD: label shares minus predicted ones."""
-    fl = federate(data, "--momentum", "0", "--weight-decay", "0")
-    state = fl.start() | {"turns": {}}
-    gradients = rules.last_gradients(fl, state)
-    clients = np.array([1, 4])
-    batches = []
-    for m in clients:
-        padding = np.full(40 - fl.sizes[m], -1)
-        batches.append(np.append(fl.shards[m], padding)[None])
-    update = fl.train(state, 0, clients, batches, lr=0.05)
-    rules.remember(fl, state, 6, update)
-    net = ordinary.fill(ordinary.lenet(1, 16, 3).double(), state["theta"])
-    for k, m in enumerate([1, 4]):
-        shard = fl.shards[m]
-        logits = net(ordinary.normalise(fl.data, fl.data.x_train[shard]))
-        labels = F.one_hot(fl.data.y_train[shard], 3).double()
-        expected = (labels - torch.softmax(logits, 1)).mean(0)
-        turn = state["turns"][m]
-        np.testing.assert_allclose(turn["bias"], expected.detach().numpy(), atol=1e-9)
-        loss = F.cross_entropy(logits, fl.data.y_train[shard])
-        parts = torch.autograd.grad(loss, list(net.parameters()))
-        whole = torch.cat([part.flatten() for part in parts])
-        torch.testing.assert_close(gradients[m], whole, rtol=0, atol=1e-9)
-        assert (turn["round"], turn["times"]) == (7, 1)
-        assert turn["loss"] == update.train_loss[k]
-    rules.remember(fl, state, 8, fl.train(state, 0, clients[:1], batches[:1], lr=0.05))
-    assert (state["turns"][1]["times"], state["turns"][1]["round"]) == (2, 9)
-    assert state["turns"][4]["times"] == 1
-    assert rules.last_gradients(fl, state) is gradients
-    assert (gradients[[0, 2, 3, 5]] == 0).all()
 
 
 SCORERS = {"power_of_choice": [2] * 5, "fedcor": [4] * 4 + [0]}

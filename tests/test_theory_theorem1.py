@@ -9,7 +9,7 @@ from test_theory_functions import fails
 from test_theory_local_sgd import small_quadratic
 
 from theory import theorem1, theorem1_proof, theorem2
-from theory.beyond import sharp, theorem1_random
+from theory.beyond import sharp
 from theory.functions import quadratic
 from theory.local_sgd import exact_error
 from theory.one_step import largest_steps
@@ -133,16 +133,3 @@ def test_forms_refuse_what_theorem_1_does_not_speak_of():
     fails("not positive", theorem1_proof.corrected, longer)
     too_long = Problem(quadratic([1.0]), [1.0], [[1.01], [1.01]], 0.1, opposed(2))
     fails("mu \\+ L", theorem1_proof.corrected, too_long)
-
-
-def test_the_ratios_of_the_random_grid():
-    """As each form alone; a form that does not speak of the problem has none."""
-    problem = kinked_problem(4, T=3)
-    E = exact_error(problem)[1:]
-    forms = [theorem1.printed, theorem1_proof.last_display, theorem1_proof.corrected]
-    forms += [sharp.bound, sharp.closed_form]
-    alone = [(form(problem)[1:] / E).min() for form in forms]
-    assert theorem1_random.ratios(problem) == pytest.approx(alone)
-    assert theorem1_random.ratios(problem, beyond=True)[:2] == [np.inf, np.inf]
-    noisy = small_quadratic()
-    assert theorem1_random.ratios(noisy)[4] == np.inf

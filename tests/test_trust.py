@@ -5,14 +5,24 @@ import math
 from pathlib import Path
 
 import numpy as np
+import ordinary
 import pytest
 import reliability
 from reliability import ARMS, SCRIPTS, errors_of, outcome, run_line, same, short_run
 
 import bases
+import client_curriculum
 import data
+import experiment
+import fedac_art
+import fedavg_curriculum
+import fedcl_fgn
 import training
 from experiment import figures
+from results.client_curriculum import rivals as client_rivals
+from results.fedac_art import controls as fedac_controls
+from results.fedavg_curriculum import exposure, rivals
+from results.fedcl_gmm_sync import controls
 
 every_script = pytest.mark.parametrize("name", SCRIPTS)
 
@@ -95,6 +105,126 @@ def test_resume_names_a_changed_flag_of_the_script_with_both_values(name, tiny):
     changed, said = CHANGED[name]
     status, _, errors = run_line(name, command(name, "--out=r", "--resume", changed))
     assert status == 2 and said in errors and f", not {changed.partition('=')[2]}" in errors
+
+
+OTHER = {  # values off the default
+    "rounds": 5,
+    "epochs": 2,
+    "mu": 0.7,
+    "server_lr": 0.3,
+    "score": "E",
+    "expert_epochs": 2,
+    "expert_recipe": "authors",
+    "pacing": "root",
+    "pacing_a": 0.3,
+    "pacing_b": 0.6,
+    "pacing_scope": "global",
+    "lr_power": 0.3,
+    "client_sampling": "uniform",
+    "client_a": 0.3,
+    "client_b": 0.6,
+    "temperature": 0.01,
+    "candidates": 3,
+    "rho": 0.1,
+    "art_alpha": 3.0,
+    "art_beta": 0.5,
+    "quantile": 0.1,
+    "w_small": 0.1,
+    "w_large": 0.7,
+    "reduction": "group",
+    "solo_epochs": 9,
+    "warmup": 2,
+    "detector": "fim",
+    "detect_samples": 3,
+    "delta": 0.5,
+    "p_double": 0.6,
+    "p_halve": 0.1,
+    "distill": 0.7,
+    "tau": 3.0,
+    "lam": 0.9,
+    "thresholds": "0.5,0.1",
+    "v": 0.3,
+    "phase_quorum": 0.5,
+    "generator_hidden": 9,
+}
+EXPERT = "expert_epochs expert_recipe"
+PACING = "pacing pacing_a pacing_b"
+CLIENTS = "client_a client_b client_sampling"
+WEIGHTS = "w_small w_large reduction solo_epochs"
+PHASES = "thresholds v phase_quorum"
+NO_USE = {"mu", "server_lr", "lr_power"}  # of FedAvg, and of a constant learning rate
+UNREAD = [  # a program, a method, and what it does not read beside NO_USE
+    (fedavg_curriculum, "--order=random", f"rounds score {EXPERT}"),
+    (fedavg_curriculum, "--order=vanilla", f"rounds score {EXPERT} {PACING} pacing_scope"),
+    (fedavg_curriculum, "--order=curriculum --pacing-scope=global", EXPERT),
+    (exposure, "--order=random-step", f"rounds score {EXPERT} {PACING} pacing_scope"),
+    (exposure, "--order=fixed", f"rounds score {EXPERT}"),
+    (rivals, "--order=threshold", f"rounds {EXPERT} pacing"),
+    (rivals, "--order=hard-threshold", f"rounds {EXPERT} pacing"),
+    (client_curriculum, "curriculum vanilla", "pacing_a pacing_b client_sampling"),
+    (client_curriculum, "vanilla anti", "rounds client_a client_b"),
+    (client_curriculum, "vanilla vanilla", f"rounds score {PACING} client_a client_b"),
+    (client_curriculum, "random random", "score client_sampling"),
+    (client_rivals, "power-of-choice vanilla", f"rounds {PACING} {CLIENTS} temperature"),
+    (client_rivals, "hics vanilla", "score pacing_a pacing_b client_sampling candidates"),
+    (client_rivals, "coverage curriculum", "client_sampling candidates temperature"),
+    (fedac_art, "--method=base", f"rounds rho art_alpha art_beta quantile {WEIGHTS}"),
+    (fedac_art, "--method=fedac --base=solo --clients-per-round=4", "epochs"),
+    (fedac_controls, "--method=base", f"{WEIGHTS} warmup"),
+    (fedac_controls, "--method=base --features=encoder", WEIGHTS),
+    (fedcl_fgn, "--method=base", "rounds detector detect_samples delta p_double p_halve"),
+    (fedcl_fgn, "--method=random", "rounds detector detect_samples delta"),
+    (fedcl_fgn, "--method=cl", "rounds detect_samples p_double p_halve"),
+    (controls, "--method=fedcl", "distill"),
+    (controls, "--method=fedcl-nofreeze", f"rounds distill {PHASES}"),
+    (controls, "--method=fedgen", f"rounds distill tau lam {PHASES}"),
+    (controls, "--method=fedavg-e", f"rounds distill tau lam generator_hidden {PHASES}"),
+    (controls, "--method=feddistill", f"rounds tau lam generator_hidden {PHASES}"),
+]
+
+
+@pytest.mark.parametrize(("program", "method", "unread"), UNREAD)
+def test_what_a_method_does_not_read_changes_nothing(program, method, unread, tiny):
+    """All these flags are changed at once. Of more rounds, the first ones are the same."""
+    if not method.startswith("--"):
+        client_order, data_order = method.split()
+        method = f"--client-order={client_order} --data-order={data_order}"
+    words = [*reliability.SHORT.split(), "--rounds=3", *method.split()]
+    [config], _ = experiment.parse(program.Config, {}, "doc", words)
+    known = OTHER.keys() & program.Config.__dataclass_fields__
+    found = known - config.results_depend_on().keys()
+    assert found == (NO_USE & known) | {*unread.split()}
+    words += ["--local-steps=2"] * (program is controls)
+    changed = [f"--{flag.replace('_', '-')}={OTHER[flag]}" for flag in found]
+    rows = []
+    for folder, line in (("first", words), ("second", words + changed)):
+        program.main([*line, f"--out={folder}"])
+        rows.append(outcome(Path(folder))[0][:3])
+    assert rows[0] == rows[1]
+
+
+RESUMED = []
+for base in bases.BASES:
+    RESUMED.append((fedavg_curriculum, f"--order=anti --score=LG --base={base}"))
+for orders in ("curriculum curriculum", "random vanilla", "hics vanilla"):
+    client_order, data_order = orders.split()
+    words = f"--client-order={client_order} --data-order={data_order} --base=scaffold"
+    RESUMED.append((client_rivals, f"{words} --client-b=0.6"))
+for method in ("fedcl", "fedensemble", "feddistill"):
+    RESUMED.append((controls, f"--method={method} --local-steps=2"))
+
+
+@pytest.mark.parametrize(("program", "method"), RESUMED)
+def test_interrupted_and_resumed_is_the_same_run(program, method, tiny):
+    """Ctrl-C in round 4 of 5: what bases, scores, queues and generators remember is kept."""
+    words = [*reliability.SHORT.split(), "--rounds=5", *method.split()]
+    program.main([*words, "--out=whole"])
+    with ordinary.interrupted_at(3), pytest.raises(SystemExit) as stop:
+        program.main([*words, "--out=cut"])
+    assert stop.value.code == 130
+    assert list(Path("cut/checkpoints").glob("*.pt"))
+    program.main([*words, "--out=cut", "--resume"])
+    assert same(outcome(Path("cut")), outcome(Path("whole")))
 
 
 @every_script

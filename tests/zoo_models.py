@@ -4,7 +4,6 @@ Each has the kinds of layers of a published model, and uses them as it does. No 
 NAME(channels, side, classes) makes a model, as --model FILE.py:NAME wants it.
 """
 
-import copy
 import math
 import random
 from collections.abc import Callable
@@ -169,24 +168,6 @@ class BottleneckLeNet(nn.Module):
         return self.fc(F.dropout(self.bn(self.bottleneck(x)), 0.5, self.training))
 
 
-@like("TsingZ0/PFLlib Digit5CNN; med-air/FedBN", "image")
-class Digit5CNN(nn.Module):
-    """add_module by names, batch norms 1d and 2d, x.view, dropout."""
-
-    def __init__(self, channels, side, classes):
-        super().__init__()
-        self.encoder = nn.Sequential()
-        self.encoder.add_module("conv1", nn.Conv2d(channels, 8, 5, padding=2))
-        self.encoder.add_module("bn1", nn.BatchNorm2d(8))
-        self.encoder.add_module("maxpool1", nn.MaxPool2d(4))
-        self.linear = nn.Sequential(nn.Linear(512, 24), nn.BatchNorm1d(24), nn.Dropout())
-        self.fc = nn.Linear(24, classes)
-
-    def forward(self, x):
-        feature = self.encoder(x).view(x.size(0), -1)
-        return self.fc(self.linear(feature))
-
-
 @like("Xtra-Computing/NIID-Bench VGG (FCBlockVGG)", "image")
 class AlwaysDropped(Small):
     """F.dropout without training=..: it is random in tests, too."""
@@ -332,16 +313,6 @@ class CumulativeNorm(Small):
         return self.head(self.norm(self.conv(x)))
 
 
-@like("adap/flower fjord; Horvath et al. 2021", "image")
-class OrderedDropout(Small):
-    """NumPy's random numbers say how many channels a step uses."""
-
-    def forward(self, x):
-        size = np.random.choice([2, 4, 6]) if self.training else 6
-        x = F.conv2d(x, self.conv.weight[:size], self.conv.bias[:size], stride=2)
-        return F.linear(x.relu().mean((2, 3)), self.fc.weight[:, :size], self.fc.bias)
-
-
 class Bernoulli(torch.autograd.Function):
     """A random mask, with the gradient of its probabilities."""
 
@@ -368,28 +339,6 @@ class FedPM(Flat):
     def forward(self, x):
         mask = Bernoulli.apply(torch.sigmoid(self.mask))
         return F.linear(x.flatten(1), self.fc.weight * mask, self.fc.bias)
-
-
-@like("He et al. 2020 MoCo; Zhuang et al. 2021 FedU", "image")
-class MomentumEncoder(Small):
-    """An encoder without gradients follows; a queue and its integer pointer are buffers."""
-
-    def setup(self, classes):
-        self.encoder_k = copy.deepcopy(self.conv).requires_grad_(False)
-        self.register_buffer("queue", torch.randn(6, 8))
-        self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
-
-    def forward(self, x):
-        with torch.no_grad():
-            keys = self.encoder_k(x).mean((2, 3))
-        if self.training:
-            pairs = zip(self.conv.parameters(), self.encoder_k.parameters(), strict=True)
-            for q, k in pairs:
-                k.data = k.data * 0.9 + q.data * 0.1
-            pointer = int(self.queue_ptr)
-            self.queue[:, pointer] = keys.mean(0)
-            self.queue_ptr[0] = (pointer + 1) % 8
-        return super().forward(x) + self.fc(keys + self.queue.mean(1))
 
 
 @like("Tarvainen and Valpola 2017; torch.optim.swa_utils", "image")
@@ -668,21 +617,6 @@ class BlurPool(Small):
         return self.head(F.conv2d(self.conv(x), self.kernel, stride=2, groups=6))
 
 
-@like("Ghiasi et al. 2018 DropBlock; miguelvr/dropblock", "image")
-class DropBlock(Small):
-    """A Python counter of steps schedules the dropout."""
-
-    step = 0
-
-    def forward(self, x):
-        x = self.conv(x)
-        if self.training:
-            self.step += 1
-            seeds = (torch.rand_like(x[:, :1]) < 0.01 * self.step).to(x.dtype)
-            x = x * (1 - F.max_pool2d(seeds, 3, 1, 1))
-        return self.head(x)
-
-
 @like("Kingma and Dhariwal 2018 Glow (ActNorm)", "image")
 class ActNorm(Small):
     """The first batch sets parameters by .data; a uint8 buffer remembers it."""
@@ -697,25 +631,6 @@ class ActNorm(Small):
             self.loc.data.copy_(-x.detach().mean((0, 2, 3)).view(6, 1, 1))
             self.initialized.fill_(1)
         return self.head(x + self.loc)
-
-
-@like("van den Oord et al. 2017 VQ-VAE, moving averages", "image")
-class VectorQuantized(Small):
-    """A codebook without gradient moves by .data; straight-through gradients."""
-
-    def setup(self, classes):
-        self.codebook = nn.Embedding(5, 6).requires_grad_(False)
-        self.register_buffer("cluster_size", torch.ones(5))
-
-    def forward(self, x):
-        z = self.conv(x).mean((2, 3))
-        nearest = torch.cdist(z, self.codebook.weight).argmin(1)
-        if self.training:
-            hits = F.one_hot(nearest, 5).to(z.dtype)
-            self.cluster_size.mul_(0.9).add_(hits.sum(0), alpha=0.1)
-            centre = hits.T @ z.detach() / self.cluster_size[:, None]
-            self.codebook.weight.data = 0.9 * self.codebook.weight.data + 0.1 * centre
-        return self.fc(z + (self.codebook(nearest) - z).detach())
 
 
 @like("Courbariaux et al. 2015 BinaryConnect", "grey")
@@ -976,40 +891,6 @@ class HARCNN(nn.Module):
         return self.fc(torch.flatten(self.conv1(x), 1))
 
 
-@like("locuslab/TCN; Bai et al. 2018", "series")
-class TCN(nn.Module):
-    """Old weight_norm on a convolution, whose weight.data __init__ sets."""
-
-    def __init__(self, channels, side, classes):
-        super().__init__()
-        self.conv = nn.utils.weight_norm(nn.Conv1d(channels, 8, 3, padding=2))
-        self.conv.weight.data.normal_(0, 0.01)
-        self.downsample = nn.Conv1d(channels, 8, 1)
-        self.linear = nn.Linear(8, classes)
-
-    def forward(self, x):
-        x = x.transpose(1, 2)
-        out = F.dropout(self.conv(x)[:, :, :-2].contiguous().relu(), 0.2, self.training)
-        return self.linear(F.relu(out + self.downsample(x))[:, :, -1])
-
-
-@like("FLamby fed_camelyon16 DeepMIL; Ilse et al. 2018", "series")
-class DeepMIL(nn.Module):
-    """Gated attention over a bag of instances."""
-
-    def __init__(self, channels, side, classes):
-        super().__init__()
-        self.attention_V = nn.Sequential(nn.Linear(channels, 6), nn.Tanh())
-        self.attention_U = nn.Sequential(nn.Linear(channels, 6), nn.Sigmoid())
-        self.attention_weights = nn.Linear(6, 1)
-        self.classifier = nn.Linear(channels, classes)
-
-    def forward(self, H):
-        A = self.attention_weights(self.attention_V(H) * self.attention_U(H))
-        A = F.softmax(A, dim=1)
-        return self.classifier(torch.matmul(A.transpose(1, 2), H).squeeze(1))
-
-
 class Recurrent(nn.Module):
     """A recurrent layer of a series."""
 
@@ -1197,48 +1078,6 @@ class KAN(Flat):
         distance = F.relu(x[:, :, None] - left) * F.relu(right - x[:, :, None])
         spline = F.linear(distance.flatten(1), self.spline_weight.flatten(1))
         return self.fc(F.silu(x)) + spline
-
-
-@like("Rahimi and Recht 2007; permutations of Dinh et al. 2017", "table")
-class RandomFeatures(Flat):
-    """A fixed random float buffer, a random permutation as an integer one."""
-
-    def setup(self, classes):
-        self.register_buffer("omega", torch.randn(self.size, self.size))
-        self.register_buffer("order", torch.randperm(self.size))
-
-    def forward(self, x):
-        return self.fc(torch.cos(x[:, self.order] @ self.omega))
-
-
-@like("openai/baselines RunningMeanStd", "table")
-class RunningMean(Flat):
-    """Running moments that forward replaces; their count is a float buffer."""
-
-    def setup(self, classes):
-        self.register_buffer("mean", torch.zeros(self.size))
-        self.register_buffer("count", torch.tensor(1e-4))
-
-    def forward(self, x):
-        if self.training:
-            self.count = self.count + len(x)
-            self.mean = self.mean + (x.mean(0) - self.mean) * len(x) / self.count
-        return self.fc(x - self.mean)
-
-
-@like("Chen et al. 2018 Neural ODE", "table")
-class NeuralODE(Flat):
-    """One layer in a loop; a counter of its calls on self."""
-
-    def setup(self, classes):
-        self.f = nn.Linear(self.size, self.size)
-        self.nfe = 0
-
-    def forward(self, x):
-        for _ in range(4):
-            self.nfe += 1
-            x = x + 0.25 * self.f(x).tanh()
-        return self.fc(x)
 
 
 @like("two parameters, one memory", "table")
