@@ -233,7 +233,8 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
 
     A resumed sweep may have more values than before, or fewer, or other methods. But if runs of a
     method and trial are there, one of them must be the command's, too. Otherwise this raises
-    UsageError. It names what differs from the most similar run.
+    UsageError. It names what differs from the most similar run. It also raises UsageError if the
+    runs are another script's, and none of them is the command's.
     """
     check_folder(folder, resume)
     for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
@@ -249,20 +250,20 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
             changes = (differences(before, run.fingerprint) for before in fingerprints)
             changed = "; ".join(min(changes, key=len))
             raise UsageError(f"--resume: {folder} holds another run ({changed})")
-    note_code(folder, runs[0].script.title(), resume)
-
-
-def note_code(folder: Path, script: str, resume: bool) -> None:
-    """Notes which script and which code train here. If our code was edited, one line says so.
-
-    Raises UsageError if the runs are another script's.
-    """
+    script = runs[0].script.title()
     noted = read_json(folder / CODE) if resume else {}
-    if noted.get("script", script) != script:
-        raise UsageError(f"--resume: {folder} holds runs of {noted['script']}, not {script}")
+    owner = noted.setdefault("script", script)
+    has_mine = any(path.exists() for path in mine)
+    if owner != script and not has_mine:
+        raise UsageError(f"--resume: {folder} holds runs of {owner}, not {script}")
+    note_code(folder, noted)
+
+
+def note_code(folder: Path, noted: dict) -> None:
+    """Adds the code that trains here to what was noted. If it was edited, one line says so."""
     code = our_code()
     edited = [file for file in code if noted.get(file, code[file]) != code[file]]
-    noted |= code | dict.fromkeys(edited) | {"script": script}
+    noted |= code | dict.fromkeys(edited)
     with written_aside(folder) as half:
         (half / CODE).write_text(json.dumps(noted, indent=1))
     if edited:

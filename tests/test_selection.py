@@ -432,7 +432,8 @@ def test_a_file_that_raises_is_one_line(tmp_path, capsys):
         launch(tmp_path / "run", "--select", f"{path}:own")
     line = capsys.readouterr().err
     assert stop.value.code == 2
-    assert f"--select {path}:own: division by zero; wanted uniform" in line
+    assert f"--select {path}:own: division by zero (ZeroDivisionError in broken.py, line 1)" in line
+    assert "; wanted uniform" in line
 
 
 def test_two_rules_of_one_name_are_refused(tmp_path, data, capsys):
