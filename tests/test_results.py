@@ -169,7 +169,7 @@ def test_the_rule(monkeypatch, differences, signs, label, tally, means, shown):
     """
     rows = []
     for place, sign in enumerate(signs):
-        for claim in ("B1", "A2", "A6"):
+        for claim in ("B1", "A2", "A9"):
             row = {"claim": claim, "what": str(place), "measure": "last10", "paper": ""}
             sign_and_margin = {"n": ("<=", ""), "z": ("0", "2"), "m": ("<=", "2")}
             row["sign"], row["margin"] = sign_and_margin.get(sign, (sign, ""))
@@ -181,7 +181,7 @@ def test_the_rule(monkeypatch, differences, signs, label, tally, means, shown):
     assert tables.tally("B1") == tally
     assert tables.means("B1") == means
     assert " ".join(tables.outcome("B1")) == shown
-    for claim in ("A2", "A6"):  # a smaller setting, and other clients: whatever they show
+    for claim in ("A2", "A9"):  # a smaller setting, and other clients: whatever they show
         assert tables.label(claim) == "not tested at the paper's setting"
 
 
@@ -263,12 +263,12 @@ def test_no_difference_is_two_one_sided_tests():
 
 
 def test_words_are_counted_by_paper_and_apart_for_other_data():
-    """A2 and A6 are on other data or clients; ours count nowhere."""
+    """A2 and A9 are on other data or clients; ours count nowhere."""
     rows = [line.split(" | ") for line in tables.published("")[2:]]
     found = {(row[0].strip("| "), row[1]): row[2:] for row in rows}
     wanted = {}
     for script, scale, words in [
-        ("curricula", "its setting", ["A1", "A1b", "A3", "A15"]),
+        ("curricula", "its setting", ["A1", "A1b", "A3", "A6", "A7", "A15"]),
         ("multi-phase", "its setting", ["B1", "B2", "B3"]),
         ("FedAC", "other data or clients", ["D1", "D2"]),
     ]:
@@ -348,7 +348,7 @@ def test_every_claim_of_the_papers_is_judged_or_ours():
     for paper, count in PAPERS.items():
         names.update(f"{paper}{number + 1}" for number in range(count))
     papers = tables.CLAIMS[tables.CLAIMS.scale != "own"].index
-    assert set(papers) == names - OURS | {"A1b"}  # A1's other half
+    assert set(papers) == names - OURS | {"A1b", "A6b", "A7b"}  # other halves
 
 
 def test_a_figure_has_all_comparisons_at_the_papers_setting_and_where_they_are_few(monkeypatch):
@@ -403,7 +403,7 @@ def test_the_front_figure_says_what_its_rows_show():
         else:
             assert np.isnan(gain["paper"])
     over = f"{gains} gains, {losses} losses, {controls - gains - losses} undecided"
-    assert front.title() == f"No gain reaches the published one. Over controls: {over}"
+    assert front.title() == f"No gain over FedAvg reaches the published one. Over controls: {over}"
 
 
 def test_the_picture_of_the_idea_can_be_made(real_data, tmp_path, monkeypatch):
@@ -659,7 +659,7 @@ def test_a_command_parses(work, capsys):
 
 def test_only_takes_claims_and_places():
     assert len(reproduce.choose(WORKS, [], "all")) == len(WORKS)
-    a6 = reproduce.choose(WORKS, ["A6"], "all")
+    a6 = reproduce.choose(WORKS, ["A6", "A6b"], "all")
     tables_1_to_4 = {f"fedavg_curriculum/cifar10-table{number}" for number in (1, 2, 3, 4)}
     assert tables_1_to_4 <= set(a6.place)
     assert set(reproduce.choose(WORKS, ["A6"], "paper").scale) == {"paper"}
