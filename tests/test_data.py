@@ -432,7 +432,7 @@ SAID = {
     "garbage": "cat/1.png: cannot identify",
     "cut": "cat/1.png",
     "link": "cat/9.png: [^\n]*No such file",
-    "other size": "train holds images of several sizes",
+    "other size": "cat/1.png has another size than [^\n]*cat/0.png",
     "16 bits": "cat/1.png: [^\n]*more than 8 bits",
     "bomb": "cat/1.png",
     "other classes": r"\['cat', 'dog'\], and test/ \['cow', 'dog'\]",
