@@ -249,9 +249,10 @@ def as_batches(returned: Iterable, T: int, B: int, N: int) -> np.ndarray:
         raise ValueError(f"wanted a batch for each of {T} steps, not {found}")
     batches = np.full((T, B), -1)
     for step, row in enumerate(rows):
-        is_sample = np.arange(row.size) < np.count_nonzero(row >= 0)  # they come first
-        is_row = row.dtype.kind in "iu" and np.array_equal(row >= 0, is_sample)
-        if not (is_row and is_sample.any() and row.size <= B and row.min() >= -1 and row.max() < N):
+        places = row if row.dtype.kind in "iu" else np.empty(0)
+        is_sample = np.arange(places.size) < np.count_nonzero(places >= 0)  # they come first
+        is_row = is_sample.any() and np.array_equal(places >= 0, is_sample)
+        if not (is_row and row.size <= B and row.min() >= -1 and row.max() < N):
             wanted = f"wanted batches of 1 to {B} integers from 0 to {N - 1}, then perhaps -1"
             raise ValueError(f"{wanted}; batch {step} is {row.dtype} {str(row.tolist())[:80]}")
         batches[step, : row.size] = row

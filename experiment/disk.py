@@ -177,7 +177,7 @@ def check_folder(folder: Path, resume: bool) -> None:
     if resume and not folder.exists():
         raise UsageError(f"--resume --out {folder}: nothing to resume, it is not there")
     ours = {folder / ".lock", folder / CODE, folder / "checkpoints", *folder.glob(HALVES)}
-    if folder.is_file() or {*folder.glob("*")} - ours:
+    if (os.path.lexists(folder) and not folder.is_dir()) or {*folder.glob("*")} - ours:
         raise UsageError(f"--out {folder}: holds files, but no checkpoint; choose an empty folder")
 
 
@@ -252,10 +252,11 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
             raise UsageError(f"--resume: {folder} holds another run ({changed})")
     script = runs[0].script.title()
     noted = read_json(folder / CODE) if resume else {}
-    owner = noted.setdefault("script", script)
-    has_mine = any(path.exists() for path in mine)
-    if owner != script and not has_mine:
+    is_strange = any(folder.glob(CHECKPOINTS)) and not any(path.exists() for path in mine)
+    if is_strange and noted.get("script") != script:
+        owner = noted.get("script", "an unknown script")
         raise UsageError(f"--resume: {folder} holds runs of {owner}, not {script}")
+    noted.setdefault("script", script)
     note_code(folder, noted)
 
 

@@ -132,8 +132,9 @@ def test_black_images_have_finite_values(tmp_path):
         ({"y_train": LABELS[:20] * 0}, "y_test holds 0 to 2; wanted 0 to 0"),
         (
             {"y_train": LABELS[:20] + 1, "y_test": LABELS[20:] + 1},
-            "holds 3 of 4 labels: .*return_inverse",
+            "holds 3 of 4 labels .*return_inverse",
         ),
+        ({"y_train": LABELS[:20] * 0, "y_test": LABELS[20:] * 0}, "holds 1 of 1 labels .*sorted"),
         ({"y_train": LABELS[:20] * 10**12}, "holds 3 of 2000000000001 labels"),
         ({"y_train": np.array([None] * 20)}, "Object arrays cannot be loaded"),
         ({"y_test": np.arange(10)}, "holds 0 to 9; wanted 0 to 2"),

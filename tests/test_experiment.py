@@ -1106,13 +1106,16 @@ def test_only_a_folder_with_this_scripts_runs_is_resumed(work, capsys):
     assert not Path("r").exists()
     Path("r/.results-half").mkdir(parents=True)  # as a kill before the first checkpoint leaves it
     start("--out=r", "--resume")
-    before = files("r")
-    with pytest.raises(SystemExit) as stop:
-        fedcl_fgn.main([*SMALL, "--clients=4", "--clients-per-round=2", "--out=r", "--resume"])
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert stop.value.code == 2 and "holds runs of test_experiment.py, not fedcl_fgn.py" in line
-    assert files("r") == before
     shutil.copytree("r/checkpoints", "s/checkpoints")
+    for folder, owner in (("r", "test_experiment.py"), ("s", "an unknown script")):
+        before = files(folder)
+        small = [*SMALL, "--clients=4", "--clients-per-round=2", f"--out={folder}", "--resume"]
+        with pytest.raises(SystemExit) as stop:
+            fedcl_fgn.main(small)
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert stop.value.code == 2 and f"holds runs of {owner}, not fedcl_fgn.py" in line
+        assert files(folder) == before
+    start("--out=s", "--resume")  # its own runs are there
     start("--out=s", "--method", "short", "--resume")
     start("--out=s", "--resume")
     assert table("s") == table("r")
