@@ -38,8 +38,9 @@ class Stream:
 @contextlib.contextmanager
 def patient_output():
     """In this block no print fails, even if standard output or error is closed."""
-    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass  # standard input, output or error was closed: the next file would be it
+    number = 0
+    while number < 3:  # the next file would become a standard stream that was closed
+        number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
     output = Stream(sys.stdout)
     errors = Stream(sys.stderr)
