@@ -197,6 +197,7 @@ def test_shared_samples_are_not_held_out():
 WRONG = {
     "partition IID": {"partition": "IID"},
     "alpha 0": {"alpha": 0},
+    "base FedAvg": {"base": "FedAvg"},
     "norm layer": {"norm": "layer"},
     "--hold-out 1.5": {"hold_out": 1.5},
     "--hold-out -0.5": {"hold_out": -0.5},

@@ -1101,6 +1101,11 @@ def test_the_checksums_of_our_code_are_written_as_other_files_are(work, capsys):
         assert "common.py" in json.loads(Path("r/.code.json").read_text())
 
 
+def test_a_link_that_leads_nowhere_is_no_folder(work, capsys):
+    Path("r").symlink_to("nowhere")
+    assert "--out r: " in refused(capsys, "--out=r") and Path("r").is_symlink()
+
+
 def test_only_a_folder_with_this_scripts_runs_is_resumed(work, capsys):
     assert "r: nothing to resume" in refused(capsys, "--out=r", "--resume")
     assert not Path("r").exists()

@@ -926,6 +926,10 @@ WRONG = {
     "frozen": (FLAT + "        self.requires_grad_(False)", "all frozen?"),
     "one module": (FLAT + "module = Net(1, 16, 4)\ndef Net(*x):\n    return module", "one module"),
     "NaN": (own_net(after="y = y / 0"), "NaN or infinite"),
+    "backward": (
+        own_net(after="y = y.sigmoid()\n        y += 1"),
+        "in its backward pass: .*inplace",
+    ),
     "module": ("from torch import nn\nNet = nn.Linear(3, 3)", "4 were given"),
     "no module": ("def Net(*sizes):\n    pass", "makes a NoneType; wanted an nn.Module"),
     "batch_first": (

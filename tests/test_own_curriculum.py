@@ -188,6 +188,8 @@ FAULTS = [  # the option, what the function returns, what the line says
     (*ORDER, "[[0] * 21]", "batch 0 is int64 [0, 0, 0"),
     (*ORDER, "[[[0]]]", "batch 0 is int64 [[0]]"),
     (*ORDER, "[0]", "batch 0 is int64 0"),
+    (*ORDER, "[['a']]", "batch 0 is <U1 ['a']"),
+    (*ORDER, "[None]", "batch 0 is object None"),
     (*ORDER, "[rng.absent]", "(AttributeError in own.py, line 1)"),
     (*CLIENT_SCORE, "[1.0, 2.0]", "wanted one number, not list of shape (2,)"),
     (*CLIENT_SCORE, "float('nan')", "1 are NaN"),
