@@ -40,7 +40,7 @@ from .disk import (
     locked,
     written_aside,
 )
-from .flags import Config, parse, reads_alpha
+from .flags import Config, defaults_of, option, parse, reads_alpha
 from .machine import gpu_fault, keep_heap
 from .ranks import joined_ranks, leave_group, on_first_rank, rank, ranks
 from .runs import Run, plan
@@ -72,7 +72,7 @@ def main(script: Script, argv: list[str] | None = None) -> None:
             configs, swept = parse(script.config, script.presets, script.doc, argv)
             command.sweep(swept, configs)
             with sigterm_as_ctrl_c():
-                conduct(command, configs, line)
+                conduct(command, configs, line, unused(configs, argv))
         except KeyboardInterrupt as error:  # heard by all ranks
             say(f"stopped{resume_hint(command.folder)}")
             sys.exit(error.args[0] if error.args else 130)
@@ -82,6 +82,16 @@ def main(script: Script, argv: list[str] | None = None) -> None:
                 fault += resume_hint(command.folder)
             is_own = command.folder is not None and command.ranks == 1
             stop(status, f"error: {fault}", is_own)
+
+
+def unused(configs: list[Config], argv: list[str]) -> list[str]:
+    """Returns the options of a command line that none of its configs uses, as --mu of FedAvg."""
+    given = {word.partition("=")[0] for word in argv}
+    used = set()
+    for config in configs:
+        used |= config.flags("", "central", "dealing", "length", "free").keys()
+    options = {name: option(name) for name in defaults_of(type(configs[0]))}
+    return [word for name, word in options.items() if word in given and name not in used]
 
 
 @contextlib.contextmanager
@@ -143,7 +153,7 @@ def resume_hint(folder: Path | None) -> str:
 # --------------------------------------------------------------------------- plan, train, report
 
 
-def conduct(command: Command, configs: list[Config], line: str) -> None:
+def conduct(command: Command, configs: list[Config], line: str, unused: list[str]) -> None:
     """Trains every run and reports, after `build_all` has read the data and built the models."""
     began = datetime.datetime.now().astimezone()
     first = configs[0]
@@ -165,6 +175,8 @@ def conduct(command: Command, configs: list[Config], line: str) -> None:
             command.folder = on_first_rank(lambda: choose_folder(first, name))
         with locked(command.folder):
             on_first_rank(lambda: claim(command.folder, runs, first.resume))
+            for word in unused * (rank() == 0):  # with the results: an error is one line alone
+                print(f"{word} has no effect: no run of this command uses it", flush=True)
             if takes_whole_runs:
                 leave_group()
             train_all(runs, pool, store)

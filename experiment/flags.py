@@ -64,6 +64,11 @@ def reads_alpha(config) -> bool:
     return config.partition.startswith("dirichlet")
 
 
+def limits_classes(config) -> bool:
+    """Whether a client gets samples of so many classes only."""
+    return config.partition in ("label-skew", "dirichlet-ext")
+
+
 @dataclasses.dataclass
 class Config:
     """The options of every script, with one value each.
@@ -86,14 +91,11 @@ class Config:
         when=reads_alpha,
     )
     classes_per_client: int = dealing(
-        2, "classes of a client, in the partitions label-skew and dirichlet-ext", low=1, high=1000
+        2, "classes of a client (label-skew, dirichlet-ext)", low=1, high=1000, when=limits_classes
     )
     min_size: int = dealing(1, "least samples of a client; natural: at least 2", low=1, high=10**6)
     parts: int = dealing(
-        0,
-        "divide the data into this many parts, keep --clients of them (0: no)",
-        low=0,
-        high=10**7,
+        0, "divide the data into so many parts, keep --clients of them (0: no)", low=0, high=10**7
     )
     hold_out: float = dealing(
         0.0, "fraction of each client's samples that is the test set (0: no)", low=0, high=0.99
