@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from data import Data
 from errors import UsageError, first_line, is_of_the_machine
-from nets import Model, inputs, seed_libraries, seeded
+from nets import BATCH_NORM, Model, inputs, seed_libraries, seeded
 from training import Local, train_rows
 
 
@@ -27,10 +27,14 @@ def check_chunk(model: Model, data: Data, local: Local) -> None:
     """
     advice = "leave --chunk out, and clients train one at a time"
     try:
-        with seeded(0), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with seeded(0):
+            if changed := changed_number(
+                model, data
+            ):  # perhaps it decides later, or in a recording
+                raise UsageError(f"it changes its {changed}")
             model.has_batch_norm = model.has_batch_norm or mixes_samples(model, data)
             layer = layer_apart(model, data, local)
-            if layer:  # rounding may have grown: in training many batch norms make it chaotic
+            if layer:  # rounding, or TF32, may have grown: many batch norms make training chaotic
                 exact = copy.copy(model)
                 exact.dtype = torch.float64
                 layer = layer_apart(exact, data, local)
@@ -70,7 +74,7 @@ def layer_apart(model: Model, data: Data, local: Local) -> str:
 
     They take a few steps of `local`. Their weights, samples and numbers of steps differ, and some
     batches are short. If training is random, the steps are compared in evaluation mode. Raises
-    UsageError for random numbers of Python or NumPy, and if random training counts in Python.
+    UsageError for random numbers of Python or NumPy.
     """
     few = replace(data, x_train=data.x_train[:8], y_train=data.y_train[:8])
     places = np.arange(8) % len(few.y_train)
@@ -91,8 +95,6 @@ def layer_apart(model: Model, data: Data, local: Local) -> str:
     at_once = run(model, chunk=2)
     is_random = first_apart(model, run(model, chunk=1, seed=1), alone, thetas)
     if is_random:
-        if changed := changed_number(model, few):
-            raise UsageError(f"it changes its {changed}")
         model = in_evaluation(model)
         alone = run(model, chunk=1)
         at_once = run(model, chunk=2)
@@ -112,22 +114,29 @@ def first_apart(model: Model, found: Tensor, wanted: Tensor, begun: Tensor) -> s
 
 
 def changed_number(model: Model, data: Data) -> str:
-    """Names a number of Python that a forward pass in training changes in a module; "" if none."""
+    """Names a number, none of theta's, that a forward pass in training changes; "" if none."""
     net = model.bind(model.init(0)[None], training=True)
-    before = numbers_of(net)
+    before = numbers_of(model, net)
     net.features(inputs(data, [0, -1], model.dtype))
-    after = numbers_of(net)
+    after = numbers_of(model, net)
     changed = [name for name in after if before.get(name) != after[name]]
     return changed[0].removeprefix("net.") if changed else ""
 
 
-def numbers_of(net: nn.Module) -> dict[str, float]:
-    """The numbers of Python that its modules hold, by name."""
+def numbers_of(model: Model, net: nn.Module) -> dict:
+    """The numbers of Python that its modules hold, and their buffers that theta has not, by name.
+
+    How many batches a batch norm has seen is left out, unless it uses this.
+    """
     numbers = {}
     for path, module in net.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, int | float):
                 numbers[f"{path}.{name}"] = value
+        for name, buffer in module.named_buffers(path, recurse=False):
+            is_count = isinstance(module, BATCH_NORM) and module.momentum is not None
+            if name not in model.shapes and not is_count:
+                numbers[name] = buffer.to_dense().tolist()
     return numbers
 
 

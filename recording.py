@@ -29,14 +29,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from errors import first_line
+from errors import UsageError, first_line
 from stacks import Stack
 
 ON_CPU = False  # a test sets it: there a replay is the step itself, and all else is as on a GPU
 WARM_UP = 2  # how many steps of a kind are not recorded: torch chooses kernels in them
 GRAPHS = 128  # of a recording: short batches with batch norms give many kinds of steps
 RECORDINGS = 3  # that are kept: a penalty that begins in a later round needs another one
-KEPT: dict[tuple, "Recording"] = {}  # the last used comes last. KEPT.clear() frees their memory
+KEPT: dict[tuple, "Recording"] = {}  # KEPT.clear() frees their memory
 
 
 def recordable(function: Callable) -> Callable:
@@ -54,9 +54,8 @@ def recordable(function: Callable) -> Callable:
 def run(stack: Stack) -> tuple[Tensor, Tensor]:
     """Does what `stack.run` does, with recorded steps on a GPU.
 
-    If memory or the GPU fails there, a warning says so, and all recordings are freed. The stack is
-    still as it was, and trains without them. So does its model from then on. An error that has
-    another cause occurs again.
+    If memory or the GPU fails there, a warning says so. The stack is still as it was, and trains
+    without them. So does its model from then on. An error that has another cause occurs again.
     """
     model = stack.model
     if not (model.device == "cuda" or ON_CPU) or not can_record(stack):
@@ -65,7 +64,6 @@ def run(stack: Stack) -> tuple[Tensor, Tensor]:
         return run_recorded(stack)
     except RuntimeError as error:
         warnings.warn(f"training goes on without CUDA graphs: {first_line(error)}", stacklevel=2)
-    KEPT.clear()
     model.is_recordable = False
     return stack.run()
 
@@ -73,19 +71,25 @@ def run(stack: Stack) -> tuple[Tensor, Tensor]:
 def run_recorded(stack: Stack) -> tuple[Tensor, Tensor]:
     """Trains the stack in a recording that was kept, or in a new one.
 
-    A recording is not in KEPT while it is used. If a step raises, it does not return there.
+    A recording is not in KEPT while it is used. With one recording all go: torch then frees memory
+    that the graphs of other recordings use, too (pytorch/pytorch#193402).
     """
     K = len(stack.steps)
     key = identity(stack)
     recording = KEPT.pop(key, None)
-    if recording and len(recording.stack.steps) < K:
+    is_small = recording is not None and len(recording.stack.steps) < K
+    if is_small or (recording is None and len(KEPT) == RECORDINGS):
         recording = None  # this frees its memory before there is another one
+        KEPT.clear()
     recording = recording or Recording(stack)
-    with side_stream(stack.model.device):
-        recording.train(stack)
+    try:
+        with side_stream(stack.model.device):
+            recording.train(stack)
+    except BaseException:
+        recording.replays.clear()  # now, and not with the traceback
+        KEPT.clear()
+        raise
     KEPT[key] = recording
-    if len(KEPT) > RECORDINGS:
-        del KEPT[next(iter(KEPT))]
     return recording.stack.results(K)
 
 
@@ -127,7 +131,10 @@ class Recording:
             if self.taken[kind] <= WARM_UP or len(self.replays) == GRAPHS:
                 step()
                 return
-            self.replays[kind] = self.record(step)
+            try:
+                self.replays[kind] = self.record(step)
+            except UsageError as error:  # a model of the user's own did what a graph cannot
+                raise RuntimeError(first_line(error)) from error
         self.replays[kind]()
 
     def record(self, step: Callable) -> Callable:
@@ -193,9 +200,13 @@ def scheduled(stack: Stack) -> list[Tensor]:
 
 
 def can_record(stack: Stack) -> bool:
-    """Whether there are steps, and they run no Python that a graph would have to repeat."""
-    has_steps = len(stack.index) > 0
-    return has_steps and stack.model.is_recordable and None not in functions_of(stack)
+    """Whether there are steps, and they run no Python that a graph would have to repeat.
+
+    Under autocast torch keeps casted weights, which a graph would use for ever.
+    """
+    if len(stack.index) == 0 or torch.is_autocast_enabled("cuda"):
+        return False
+    return stack.model.is_recordable and None not in functions_of(stack)
 
 
 def functions_of(stack: Stack) -> tuple[tuple | None, ...]:
@@ -213,11 +224,12 @@ def describe(function: Callable | None) -> tuple | None:
     if function is None:
         return ()
     given = functools.partial(function)  # without arguments if the function is no partial itself
-    arguments = (*given.args, *given.keywords.values())
-    are_values = all(isinstance(value, int | float | str) for value in arguments)
+    arguments = (given.args, *given.keywords.items())
+    values = (*given.args, *given.keywords.values())
+    are_values = all(isinstance(value, int | float | str) for value in values)
     is_of_module = isinstance(given.func, types.FunctionType) and not given.func.__closure__
     if is_of_module and are_values and hasattr(given.func, "is_recordable"):
-        return (given.func, *given.keywords, *arguments)
+        return (given.func, *arguments)
     return None
 
 
@@ -246,6 +258,4 @@ def switches() -> tuple:
         cudnn.conv.fp32_precision,
         matmul.fp32_precision,
         torch.are_deterministic_algorithms_enabled(),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"),
     )

@@ -38,7 +38,8 @@ class Stack:
         real = (index >= 0).to(model.dtype)
         self.index = index.clamp(min=0)
         self.share = real / real.sum(-1, keepdim=True).clamp(min=1)
-        self.batch_sizes = real.sum(-1).long().cpu().numpy()  # (T, K)
+        counts = [torch.from_numpy((of_client >= 0).sum(1)) for of_client in batches]
+        self.batch_sizes = pad_sequence(counts).numpy()  # (T, K), and no word with the GPU
         self.etas = local.learning_rates(len(index))
 
         self.theta = model.by_layer(theta_0)

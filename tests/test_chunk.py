@@ -267,7 +267,7 @@ def test_samples_that_depend_on_one_another_are_not_padded():
 @pytest.mark.parametrize(
     ("name", "kind", "found"),
     [
-        ("Counts", "table", "another weight"),
+        ("Counts", "table", "changes its calls"),
         ("CountsAtRandom", "table", "changes its calls"),
         ("PythonsRandomNumbers", "table", "random numbers of Python"),
     ],

@@ -12,6 +12,7 @@ runs them on a real GPU if there is one.
 import contextlib
 import re
 import sys
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -331,7 +332,9 @@ def counted_replays():
 
     runs_are_short = mock.patch.object(recording, "WARM_UP", 1)
     all_record = mock.patch.object(recording, "can_record", must_record)
-    with runs_are_short, all_record, mock.patch.object(recording.Recording, "record", counted):
+    counting = mock.patch.object(recording.Recording, "record", counted)
+    with runs_are_short, all_record, counting, warnings.catch_warnings():
+        warnings.filterwarnings("error", message="training goes on without CUDA graphs")
         yield replays
 
 

@@ -20,6 +20,7 @@ from ordinary import make_federation, perturb
 import recording
 import training
 from bases import BASES
+from chunks import check_chunk
 from errors import UsageError
 from nets import build_model
 from recording import recordable
@@ -424,7 +425,6 @@ def test_two_models_train_in_turn():
         lambda: torch.backends.cudnn.flags(enabled=True, deterministic=True),
         lambda: switched(torch.set_float32_matmul_precision, "high", "highest"),
         lambda: switched(torch.use_deterministic_algorithms, True, False),
-        lambda: switched(functools.partial(torch.set_autocast_enabled, "cuda"), True, False),
     ],
 )
 def test_a_switch_of_torch_needs_another_recording(switch):
@@ -439,6 +439,12 @@ def test_a_switch_of_torch_needs_another_recording(switch):
                 train_round(model, *of_round)
             counts.append(len(replays) - before)
     assert counts[1] > counts[0] == counts[2] > 0
+
+
+def test_nothing_is_recorded_under_autocast():
+    data, model, _ = ordinary.prepare("lenet5")
+    with switched(functools.partial(torch.set_autocast_enabled, "cuda"), True, False):
+        assert agree_in_all_rounds(model, data, make_rounds("plain", model, data)) == 0
 
 
 @contextlib.contextmanager
@@ -461,3 +467,123 @@ def test_recordings_are_few_and_go():
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_recordings_go_together():
+    """The end of one makes torch free memory that graphs of others use: no other is used then."""
+    ended = []
+    models = [ordinary.prepare("lenet5")[:2] for _ in range(5)]
+    given = [make_rounds("momentum", model, data) for data, model in models]
+    begin = recording.Recording.__init__
+    train_recorded = recording.Recording.train
+
+    def noted(self, stack):
+        begin(self, stack)
+        self.ended_before = len(ended)
+        weakref.finalize(self, ended.append, 1)
+
+    def checked(self, stack):
+        assert len(ended) == self.ended_before
+        train_recorded(self, stack)
+
+    changes = {"__init__": noted, "train": checked}
+    with recorded() as replays, mock.patch.multiple(recording.Recording, **changes):
+        for t in range(len(ROUNDS)):  # of the third method in all rounds, then of the others
+            train_round(models[2][1], *given[2][t])
+        for t in range(2):
+            for rounds, (_, model) in zip(given, models, strict=True):
+                train_round(model, *rounds[t])
+    assert len(replays) > 10
+    assert len(ended) > 5
+
+
+LATER = """
+import torch
+from torch import nn
+class Later(nn.Linear):
+    def __init__(self, channels, side, classes):
+        super().__init__(channels * side * side, classes)
+        self.calls = 0
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x.flatten(1)) * (1 if self.calls > 4 else 3)
+class Counted(nn.Linear):
+    def __init__(self, channels, side, classes):
+        super().__init__(channels * side * side, classes)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x.flatten(1)) * (1 + 1 / self.calls)
+class Plain(nn.Linear):
+    def __init__(self, channels, side, classes):
+        super().__init__(channels * side * side, classes)
+    def forward(self, x):
+        return super().forward(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize("name", ["Later", "Counted"])
+def test_a_users_own_model_that_counts_is_not_recorded(name, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(LATER)
+    data = ordinary.random_images()
+    model = build_model(f"{path}:{name}", data, dtype=DOUBLE)
+    with pytest.raises(UsageError, match="changes its calls.*leave --chunk out"):
+        check_chunk(model, data, Local(0.05))
+    assert agree_in_all_rounds(model, data, make_rounds("plain", model, data)) == 0
+
+
+def test_a_users_model_that_cannot_be_recorded_trains_without(tmp_path):
+    """What torch raises in a capture looks like a fault of the user's model."""
+    path = tmp_path / "mine.py"
+    path.write_text(LATER)
+    data = ordinary.random_images()
+    model = build_model(f"{path}:Plain", data, dtype=DOUBLE)
+    check_chunk(model, data, Local(0.05))
+    rounds = make_rounds("plain", model, data)
+    expected = [train_round(model, *of_round).rows for of_round in rounds]
+
+    def fail(self, step):
+        raise UsageError("--model mine.py:Plain: Cannot copy during CUDA graph capture")
+
+    failing = mock.patch.object(recording.Recording, "record", fail)
+    line = "^training goes on without CUDA graphs: --model mine.py:Plain:"
+    with recorded(), failing, pytest.warns(match=line):
+        found = [train_round(model, *of_round, chunk=4).rows for of_round in rounds]
+    for rows, wanted in zip(found, expected, strict=True):
+        assert (rows - wanted).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_switches_of_cudnn_stay_as_the_user_set_them(is_new, tmp_path):
+    """TF32 is off by the old or the new switch: for gradients' norms and the check of --chunk."""
+    path = tmp_path / "mine.py"
+    path.write_text(LATER)
+    data = ordinary.random_images()
+    cudnn = torch.backends.cudnn
+    seen = set()
+
+    def note(*_):
+        seen.add((cudnn.conv.fp32_precision, cudnn.benchmark))
+
+    before = cudnn.conv.fp32_precision
+    was_allowed = cudnn.allow_tf32
+    if is_new:
+        cudnn.conv.fp32_precision = "ieee"
+    else:
+        cudnn.allow_tf32 = False
+    cudnn.benchmark = True
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        model = build_model(f"{path}:Plain", data, dtype=DOUBLE)
+        norms = training.squared_gradients(model, model.init(0), data, np.arange(3))
+        check_chunk(model, data, Local(0.05))
+        assert len(seen) == 1 and "tf32" not in str(seen) and True in seen.pop()
+    finally:
+        hook.remove()
+        cudnn.benchmark = False
+        if is_new:
+            cudnn.conv.fp32_precision = before
+        else:
+            cudnn.allow_tf32 = was_allowed
+    assert (norms > 0).all()

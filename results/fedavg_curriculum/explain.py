@@ -85,6 +85,7 @@ def dissimilarity(fl: common.Federation, theta: torch.Tensor, samples: list, see
     It is in float64, whatever --dtype is: gradients of easy samples vanish as theta learns them.
     """
     model = Model(fl.model.build, fl.model.device, torch.float64)
+    model.is_recordable = False  # on a GPU: a single step
     theta = theta.double()
     sizes = np.array([len(samples_m) for samples_m in samples])
     batches = []
