@@ -6,6 +6,9 @@ would be wrong without a word. `check_chunk` compares two clients before the fir
 """
 
 import copy
+import inspect
+import io
+import pickle
 import random
 from dataclasses import replace
 
@@ -23,21 +26,22 @@ def check_chunk(model: Model, data: Data, local: Local) -> None:
     """Raises UsageError unless two clients of a user's own model train at once as they do alone.
 
     What Python keeps in a module, and its random numbers, are the same for all clients that train
-    at once. Sets what a stack must know of the model: `has_batch_norm` and `is_recordable`.
+    at once. A count of steps is right so, unless batch norms make several passes of a step. Sets
+    what a stack must know of the model: `has_batch_norm` and `is_recordable`.
     """
     advice = "leave --chunk out, and clients train one at a time"
     try:
         with seeded(0):
-            if changed := changed_number(
-                model, data
-            ):  # perhaps it decides later, or in a recording
-                raise UsageError(f"it changes its {changed}")
             model.has_batch_norm = model.has_batch_norm or mixes_samples(model, data)
+            changed = changed_state(model, data)
+            if changed and model.has_batch_norm:
+                raise UsageError(f"it changes its {changed}")
             layer = layer_apart(model, data, local)
             if layer:  # rounding, or TF32, may have grown: many batch norms make training chaotic
                 exact = copy.copy(model)
                 exact.dtype = torch.float64
                 layer = layer_apart(exact, data, local)
+            model.is_recordable = not changed
     except Exception as error:
         if is_of_the_machine(error):
             raise
@@ -47,7 +51,6 @@ def check_chunk(model: Model, data: Data, local: Local) -> None:
     if layer:
         found = f"two clients that train at once get another {layer} than each alone"
         raise UsageError(f"--chunk: {found}; {advice}")
-    model.is_recordable = True
 
 
 @torch.no_grad()
@@ -113,31 +116,51 @@ def first_apart(model: Model, found: Tensor, wanted: Tensor, begun: Tensor) -> s
     return ""
 
 
-def changed_number(model: Model, data: Data) -> str:
-    """Names a number, none of theta's, that a forward pass in training changes; "" if none."""
-    net = model.bind(model.init(0)[None], training=True)
-    before = numbers_of(model, net)
-    net.features(inputs(data, [0, -1], model.dtype))
-    after = numbers_of(model, net)
-    changed = [name for name in after if before.get(name) != after[name]]
-    return changed[0].removeprefix("net.") if changed else ""
+def changed_state(model: Model, data: Data) -> str:
+    """Names what a step in training changes in a module, beside theta; "" if nothing is seen.
 
-
-def numbers_of(model: Model, net: nn.Module) -> dict:
-    """The numbers of Python that its modules hold, and their buffers that theta has not, by name.
-
-    How many batches a batch norm has seen is left out, unless it uses this.
+    A recording keeps the module for the whole run, and a replay runs none of its Python.
     """
-    numbers = {}
-    for path, module in net.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, int | float):
-                numbers[f"{path}.{name}"] = value
-        for name, buffer in module.named_buffers(path, recurse=False):
-            is_count = isinstance(module, BATCH_NORM) and module.momentum is not None
-            if name not in model.shapes and not is_count:
-                numbers[name] = buffer.to_dense().tolist()
-    return numbers
+    net = model.bind(model.init(0)[None], training=True, grad=True)
+    before = state_of(model, net)
+    net.head(net.features(inputs(data, [0, -1], model.dtype))).sum().backward()
+    after = state_of(model, net)
+    changed = [name for name in after if before.get(name) != after[name]]
+    return changed[0].strip(".") if changed else ""
+
+
+def state_of(model: Model, net: nn.Module) -> dict[str, bytes]:
+    """What modules hold in Python and in buffers that theta has not, by name.
+
+    Floating-point tensors are left out: a pass may keep features. So is how many batches a batch
+    norm has seen, unless it uses this.
+    """
+    state = {}
+    for path, module in net.net.named_modules():
+        held = {name: vars(module)[name] for name in vars(module).keys() - vars(nn.Module()).keys()}
+        held |= dict(module.named_buffers(recurse=False))
+        if isinstance(module, BATCH_NORM) and module.momentum is not None:
+            held.pop("num_batches_tracked", None)
+        for name, value in held.items():
+            if not (isinstance(value, Tensor) and value.is_floating_point()):
+                state[f"{path}.{name}"] = as_bytes(value)
+    return state
+
+
+class Places(pickle.Pickler):
+    """Notes functions and classes by their place: Python cannot import those of a user's file."""
+
+    def persistent_id(self, thing):
+        return id(thing) if isinstance(thing, type) or inspect.isroutine(thing) else None
+
+
+def as_bytes(value) -> bytes:
+    found = io.BytesIO()
+    try:
+        Places(found).dump(value)
+    except Exception:  # whatever an object of a user's own raises
+        return repr(value).encode()
+    return found.getvalue()
 
 
 def in_evaluation(model: Model) -> Model:

@@ -56,6 +56,7 @@ class Stack:
         # over the steps so far, of ||g||^2 and of the loss
         self.sums = torch.zeros(len(batches), 2, device=model.device, dtype=torch.float64)
         self.groups = {}
+        self.of_one = None  # the module of a user's own class, which all groups share
 
     def run(self) -> tuple[Tensor, Tensor]:
         """Takes all steps. Returns `results`."""
@@ -171,9 +172,13 @@ class Stack:
             frozen = {}
             for name, layers in self.frozen.items():
                 frozen[name] = self.model.bind(rows_of(layers, rows))
+            net = self.model.bind(theta, training=True, grad=True)
+            if self.model.is_plain:  # so what it counts goes on when a client has ended
+                self.of_one = self.of_one or net.of_one
+                net.of_one = self.of_one
             self.groups[first, last] = Group(
                 rows,
-                net=self.model.bind(theta, training=True, grad=True),
+                net=net,
                 frozen=frozen,
                 w=theta[: len(self.model.parameters)],
                 v=rows_of(self.v, rows),

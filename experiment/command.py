@@ -85,11 +85,19 @@ def main(script: Script, argv: list[str] | None = None) -> None:
 
 
 def unused(configs: list[Config], argv: list[str]) -> list[str]:
-    """Returns the options of a command line that none of its configs uses, as --mu of FedAvg."""
+    """Returns the options of a command line that none of its configs uses, as --mu of FedAvg.
+
+    One that has its default is not among them: it may have replaced what a preset says.
+    """
     given = {word.partition("=")[0] for word in argv}
     used = set()
     for config in configs:
         used |= config.flags("", "central", "dealing", "length", "free").keys()
+        used |= {
+            name
+            for name, value in defaults_of(type(config)).items()
+            if getattr(config, name) == value
+        }
     options = {name: option(name) for name in defaults_of(type(configs[0]))}
     return [word for name, word in options.items() if word in given and name not in used]
 

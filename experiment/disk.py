@@ -237,10 +237,11 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
     runs are another script's, and none of them is the command's.
     """
     check_folder(folder, resume)
-    for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
-        half.unlink()
-    for half in folder.glob(HALVES):
-        shutil.rmtree(half)
+    if (folder / CODE).exists():  # names alone do not make them ours
+        for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
+            half.unlink()
+        for half in folder.glob(HALVES):
+            shutil.rmtree(half)
     mine = {run.path for run in runs}
     for run in runs:
         name = f"{file_label(run.method)}-????????-trial{run.trial}.pt"

@@ -18,7 +18,7 @@ from bases import BASES
 from data import DATASETS, PARTITIONS, Data
 from errors import UsageError
 from nets import NETS
-from user_files import is_own
+from user_files import file_of, is_ours, is_own
 
 from .costs import Work, price_tag
 from .machine import gpu_fault
@@ -189,19 +189,20 @@ class Config:
         return Work(rounds * self.epochs * steps, rounds * self.epochs * N)
 
     def federation(self, data: Data, streams: common.Streams) -> common.Federation:
-        """Returns the clients with their samples, the model and the base.
-
-        Raises UsageError where data, model and options do not fit.
-        """
+        """Returns clients, model and base. UsageError where data, model and options do not fit."""
         return common.Federation(self, data, streams)
 
     def flags(self, *roles: str) -> dict:
         """{name: value} of the options with these roles that this config's method uses."""
         values = {}
+        base = BASES[self.base]
+        owner = next(kind for kind in type(self).__mro__ if "federation" in vars(kind))
+        are_known = is_ours(file_of(base)) and is_ours(file_of(owner))
+        unread = base.unread if are_known else ()  # a base of the user's own may read all
         for name in defaults_of(type(self)):
             about = about_flag(type(self), name)
             is_used = about["when"] is None or about["when"](self)
-            if about["role"] in roles and is_used and name not in BASES[self.base].unread:
+            if about["role"] in roles and is_used and name not in unread:
                 values[name] = getattr(self, name)
                 if about["kind"] is float:
                     values[name] = float(values[name])  # 1 and 1.0 are one value

@@ -22,10 +22,12 @@ import types
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
+import reliability
 import torch
 from ordinary import interrupted_at
 
@@ -395,7 +397,8 @@ def test_an_option_of_1_and_of_one_point_zero_are_one_setting():
         ("--partition iid dirichlet --alpha 0.5 1 --method a b --pull 2", ""),
         ("--partition label-skew --classes-per-client 2 --no-warm --trials 1", ""),
         ("--base fedprox fedavg --mu 1 --method b --pull 2", "--pull"),
-        ("--mu 1 --server-lr=1 --preset two", "--mu --server-lr"),
+        ("--mu 1 --server-lr=1 --preset two", ""),  # this file's federation may read them
+        ("--preset two --method b --pull 0.5", ""),  # the default, in place of the preset's value
     ],
 )
 def test_an_option_without_effect_is_named(words, without_effect, work, capsys):
@@ -403,6 +406,31 @@ def test_an_option_without_effect_is_named(words, without_effect, work, capsys):
     lines = capsys.readouterr().out.splitlines()
     found = [line.partition(" has no effect")[0] for line in lines if "no effect" in line]
     assert found == without_effect.split()
+
+
+def test_bases_of_ones_own_may_read_what_ours_do_not(work):
+    """Then --resume sees another value of it, and a sweep trains each."""
+    numbers = {"mu", "server_lr"}
+
+    class Mine(bases.FedAvg):
+        pass
+
+    with mock.patch.dict(bases.BASES, mine=Mine):
+        assert numbers <= fedcl_fgn.Config(base="mine").results_depend_on().keys()
+    assert numbers <= Config().results_depend_on().keys()  # its federation is no file of ours
+    assert not numbers & fedcl_fgn.Config().results_depend_on().keys()
+    reliability.write_tiny(work)
+    words = [*reliability.short_run("fedcl_fgn"), "--method=base", "--mu=1", "--out=made"]
+    status, output, _ = reliability.run_line("fedcl_fgn", words)
+    assert status == 0 and "--mu has no effect: no run of this command uses it" in output
+
+
+def test_what_only_has_the_name_of_ours_is_not_deleted(work):
+    for path in ("a/.results-2023/thesis", "b/checkpoints/thesis.tmp"):
+        Path(path).parent.mkdir(parents=True)
+        Path(path).write_text("mine")
+        start(f"--out={path[0]}")
+        assert Path(path).read_text() == "mine"
 
 
 def test_every_flag_takes_several_values():
@@ -826,7 +854,7 @@ BAD = {
     "a list": lambda path: torch.save([1, 2], path),
     "no fingerprint": lambda path: tamper(path, lambda saved: saved.pop("fingerprint")),
     "another arm": lambda path: shutil.copy(checkpoints("r", "b")[0], path),
-    "another trial": lambda path: shutil.copy(checkpoints("r", "a")[1], path),
+    "another trial": lambda path: shutil.copy(*Path("r/checkpoints").glob("a-*-trial1.pt"), path),
     "another torch": lambda path: tamper(path, lambda s: s["fingerprint"].update(torch="1.0")),
     "a torch unknown": lambda path: tamper(path, lambda s: s["fingerprint"].pop("torch")),
 }

@@ -497,16 +497,31 @@ def test_recordings_go_together():
     assert len(ended) > 5
 
 
+LATER_KINDS = {  # how a model may count its calls: begin, count, and how many there were
+    "Number": ("0", "self.calls += 1", "self.calls"),
+    "List": ("[]", "self.calls.append(1)", "len(self.calls)"),
+    "Tensor": ("torch.tensor(0)", "self.calls = self.calls + 1", "int(self.calls)"),
+    "Object": ("Calls()", "self.calls.n += 1", "self.calls.n"),
+    "Word": ("''", "self.calls += '.'", "len(self.calls)"),
+}
 LATER = """
 import torch
 from torch import nn
-class Later(nn.Linear):
+class Calls:
+    n = 0
+"""
+for kind, (begin, count, calls) in LATER_KINDS.items():
+    LATER += f"""
+class Later{kind}(nn.Linear):
     def __init__(self, channels, side, classes):
         super().__init__(channels * side * side, classes)
-        self.calls = 0
+        self.calls = {begin}
     def forward(self, x):
-        self.calls += 1
-        return super().forward(x.flatten(1)) * (1 if self.calls > 4 else 3)
+        y = super().forward(x.flatten(1))
+        {count}
+        return y * (1 if {calls} > 4 else 3)
+"""
+LATER += """
 class Counted(nn.Linear):
     def __init__(self, channels, side, classes):
         super().__init__(channels * side * side, classes)
@@ -522,15 +537,32 @@ class Plain(nn.Linear):
 """
 
 
-@pytest.mark.parametrize("name", ["Later", "Counted"])
-def test_a_users_own_model_that_counts_is_not_recorded(name, tmp_path):
+@pytest.mark.parametrize("name", [f"Later{kind}" for kind in LATER_KINDS] + ["Counted"])
+def test_what_a_users_own_model_counts_is_right_and_not_recorded(name, tmp_path):
+    """Clients that train at once share a module, and a client that ends takes no count with it."""
     path = tmp_path / "mine.py"
     path.write_text(LATER)
     data = ordinary.random_images()
     model = build_model(f"{path}:{name}", data, dtype=DOUBLE)
-    with pytest.raises(UsageError, match="changes its calls.*leave --chunk out"):
+    check_chunk(model, data, Local(0.05))
+    assert agree_in_all_rounds(model, data, make_rounds("plain", model, data), chunk=4) == 0
+
+
+@pytest.mark.parametrize("name", ["LaterNumber", "Counted"])
+def test_a_count_beside_a_batch_norm_is_refused(name, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        LATER
+        + f"""
+class Normed(nn.Sequential):
+    def __init__(self, *given):
+        super().__init__(nn.Flatten(), nn.BatchNorm1d(256), {name}(*given))
+"""
+    )
+    data = ordinary.random_images()
+    model = build_model(f"{path}:Normed", data, dtype=DOUBLE)
+    with pytest.raises(UsageError, match="changes its .*calls.*leave --chunk out"):
         check_chunk(model, data, Local(0.05))
-    assert agree_in_all_rounds(model, data, make_rounds("plain", model, data)) == 0
 
 
 def test_a_users_model_that_cannot_be_recorded_trains_without(tmp_path):

@@ -474,6 +474,18 @@ def test_every_arm_ends_when_the_budget_is_spent(tmp_path, data):
     assert selection.sampled_by_size(fl.sizes, 2) == pytest.approx(expected)
 
 
+def test_a_short_last_batch_can_be_left_out(tmp_path, data):
+    """All clients take part, so each round has the whole batches of all."""
+    flags = ["--dataset", data, "--method", "base", "--budget", "0", "--rounds", "1"]
+    flags += ["--clients-per-round", "6", "--epochs", "2", "--batch-size", "4", "--min-size", "4"]
+    flags += ["--seed", "1"]
+    fl = federate(data, *flags)
+    for words, samples in (([], fl.sizes), (["--drop-last"], fl.sizes // 4 * 4)):
+        [row] = launch(tmp_path / str(len(words)), *flags, *words)
+        assert float(row["samples"]) == 2 * samples.sum()
+    assert (fl.sizes % 4).any()
+
+
 def test_a_spent_budget_has_nothing_left_to_resume(tmp_path, data):
     flags = ["--dataset", data, "--budget", "6", "--rounds", "9", "--method", "cl", "constant"]
     before = launch(tmp_path, *flags)
