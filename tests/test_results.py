@@ -584,7 +584,7 @@ def test_the_page_of_rules_by_hand(monkeypatch):
     d = np.array([6, 6 - 1 / 3, 6 - 2 / 3])
     half = 4.302652729 * d.std(ddof=1) / np.sqrt(3)
     interval = f"{d.mean():+.1f} [{d.mean() - half:.1f}, {d.mean() + half:.1f}]"
-    costs = "192 | 36 | 1200 | 84 | 12 |"
+    costs = "192 | 36 | 1,200 | 84 | 12 |"
     assert page.count(f"| uniform |  |  |  |  | 50.0 | {costs}") == 2
     line = f"| size | {interval}* | {interval} | {interval} | 3 | 55.7 | {costs}"
     assert page.count(line) == 2
@@ -599,6 +599,15 @@ def test_the_page_of_rules_by_hand(monkeypatch):
     assert lengths[int(0.95 * len(lengths))] <= 25
     assert test_english.longest_cell(page) <= 20
     assert test_english.old_words(text) == []
+
+
+def test_a_method_without_three_trials_is_not_shown(monkeypatch):
+    runs = pretend_runs(3)
+    runs = runs[runs.run != "fedcl_fgn/rules-fmnist-0.1-2-detection"]
+    monkeypatch.setattr(evidence, "rounds", lambda: runs)
+    page = selection_answers.page(selection_answers.published())
+    assert page.count("| cl | +1.7 [-1.2, 4.5] |") == 1 == page.count("| constant |")
+    assert "of 3 gains at equal uploads differ from 0" in page
 
 
 def test_there_is_no_page_of_rules_before_three_trials(monkeypatch):
