@@ -791,6 +791,11 @@ def test_the_figure_shows_the_gains_over_their_costs(tmp_path, monkeypatch):
         "megabytes / uniform selection's": (2, row.mean),
         "(samples + scored / 3) / uniform selection's": (1, row.mean),
     }
+    other = scripted("fedavg loss", 0, [1, 3.0], [2, 2])
+    with_other = pd.concat([df, pd.concat([df, other]).assign(setting="alpha=9")])
+    draw(compare.gains(with_other), compare.costs(with_other), tmp_path / "two.png", "")
+    [legend] = figures.pop().legends  # of both settings, though the first lacks a rule
+    assert {text.get_text() for text in legend.texts} == {"fedavg size", "fedavg loss"}
     settings = [df.assign(setting=f"alpha={i}") for i in range(13)]
     for number in (12, 13):
         many = pd.concat(settings[:number])

@@ -224,29 +224,34 @@ def plot(found: pd.DataFrame, spent: pd.DataFrame, path: Path, title: str) -> No
     figure, axes = pyplot.subplots(
         len(settings), 2, figsize=size, sharey="row", squeeze=False, layout="constrained"
     )
+    places = {method: place for place, method in enumerate(rows.method.unique())}
+    handles = {}  # a method may be missing in some settings
     for panels, setting in zip(axes, settings, strict=True):
         of_setting = rows[rows.setting == setting]
         for axis, cost in zip(panels, LABELS, strict=True):
-            draw_gains(axis, of_setting, cost)
+            draw_gains(axis, of_setting, cost, places)
+        found, methods = panels[0].get_legend_handles_labels()
+        handles |= dict(zip(methods, found, strict=True))
         name = "" if setting == "-" else f"{setting}\n"
         panels[0].set_ylabel(f"{name}gain at equal uploads, points")
     for axis, label in zip(axes[-1], LABELS.values(), strict=True):
         axis.set_xlabel(f"{label} / uniform selection's")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
     note = "means; lines on the right: 95 % intervals"
     figure.suptitle(f"{title}\n{note}".strip(), fontsize=10)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
 
-def draw_gains(axis, rows: pd.DataFrame, cost: str) -> None:
-    """Draws one panel. Long intervals are cut, so that means can be told apart.
+def draw_gains(axis, rows: pd.DataFrame, cost: str, places: dict[str, int]) -> None:
+    """Draws one panel. `places` decide colours and markers.
 
-    The panel of megabytes has no intervals, because most methods cost the same there.
+    Long intervals are cut, so that means can be told apart. The panel of megabytes has no
+    intervals, because most methods cost the same there.
     """
     axis.axhline(0, color="0.7", linewidth=1)
-    for place, row in enumerate(rows.itertuples()):
+    for row in rows.itertuples():
+        place = places[row.method]
         style = {"color": f"C{place % 10}", "marker": "osD^vP*"[place % 7], "label": row.method}
         x = getattr(row, cost)
         axis.plot(x, row.mean, linestyle="", **style)
