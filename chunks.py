@@ -1,8 +1,8 @@
 """Whether a user's own model may train many clients at once (--chunk), by torch.func.vmap.
 
 No reader of an algorithm needs this module. Clients that train at once share one Python module. So
-what the module keeps in Python, and Python's random numbers, are the same for all of them. That
-would be wrong without a word. `check_chunk` compares two clients before the first round.
+what the module keeps in Python, and Python's random numbers, are the same for all of them. That may
+be wrong without a word. So `check_chunk` compares two clients before the first round.
 """
 
 import copy

@@ -161,8 +161,12 @@ def resume_hint(folder: Path | None) -> str:
 # --------------------------------------------------------------------------- plan, train, report
 
 
-def conduct(command: Command, configs: list[Config], line: str, unused: list[str]) -> None:
-    """Trains every run and reports, after `build_all` has read the data and built the models."""
+def conduct(command: Command, configs: list[Config], line: str, idle: list[str]) -> None:
+    """Trains every run and reports, after `build_all` has read the data and built the models.
+
+    line  the whole command line
+    idle  those of its options that are `unused`
+    """
     began = datetime.datetime.now().astimezone()
     first = configs[0]
     torch.set_num_threads(first.threads)
@@ -183,7 +187,7 @@ def conduct(command: Command, configs: list[Config], line: str, unused: list[str
             command.folder = on_first_rank(lambda: choose_folder(first, name))
         with locked(command.folder):
             on_first_rank(lambda: claim(command.folder, runs, first.resume))
-            for word in unused * (rank() == 0):  # with the results: an error is one line alone
+            for word in idle * (rank() == 0):  # with the results: an error is one line alone
                 print(f"{word} has no effect: no run of this command uses it", flush=True)
             if takes_whole_runs:
                 leave_group()
