@@ -20,8 +20,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
+from data import as_array
 from errors import NonFiniteError, UsageError, first_line, is_of_the_machine
 
 ROOT = Path(__file__).resolve().parent
@@ -223,9 +223,7 @@ def ask_each(function: Callable, option: str, word: str, fl, theta, clients, sha
 
 def as_numbers(returned, shape: tuple) -> np.ndarray:
     """Returns what a function returned in float64. ValueError for another shape, and for NaN."""
-    if isinstance(returned, Tensor):
-        returned = returned.detach().cpu()
-    numbers = np.asarray(returned)
+    numbers = as_array("the result", returned)
     if numbers.shape != shape or numbers.dtype.kind not in "biuf":
         wanted = f"numbers of shape {shape}" if shape else "one number"
         found = f"{type(returned).__name__} of shape {numbers.shape}"

@@ -169,6 +169,8 @@ FAULTS = [  # the option, what the function returns, what the line says
     (*SCORE, "[1.0]", "wanted numbers of shape (10,), not list of shape (1,)"),
     (*SCORE, "None", "wanted numbers of shape (10,), not NoneType"),
     (*SCORE, "[float('nan')] * 10", "10 are NaN"),
+    (*SCORE, "__import__('numpy').ma.masked_all(10)", "the result has masked entries"),
+    (*SCORE, "[[1.0], [1.0, 2.0]] * 5", "the result is no ordinary array"),
     (*SCORE, "['hard'] * 10", "wanted numbers"),
     (*SCORE, "1 / 0", "division by zero (ZeroDivisionError in own.py, line 1)"),
     (*SCORE, "exit(3)", "SystemExit in own.py, line 1"),

@@ -336,6 +336,7 @@ OWN_RULES = {  # and what the line says
     "Draw(np.arange(n), np.ones(n), scored=-1)": "scored >= 0, not -1",
     "exit(3)": "SystemExit in own.py, line 4",
     "state.clear() or Draw(np.arange(n), np.ones(n))": "state['theta'] belongs to the run",
+    "state['theta'].zero_().sum() or Draw(np.arange(n), np.ones(n))": "changed state['theta']",
     "state.update(size=1) or Draw(np.arange(n), np.ones(n))": "state['size'] belongs to the run",
 }
 
