@@ -16,12 +16,13 @@ How this differs from the paper, and why:
   value 0. So at rho = 0 it is a candidate, too.
 - Fuzzy ART clusters pixels. The paper says "multi-channel clustering" of "similar features", and no
   more. results/fedac_art/controls.py compares pixels with features.
-- The paper gives neither alpha of Eq. 2 nor beta of Eq. 3.
+- The paper gives neither alpha of Eq. 2 nor beta of Eq. 3. Here they are 0.01 and 1.
 - The paper gives no rho. Here it is 0.35, and 0.6 for grey images, which gives clusters of 8 to 20
   samples.
 - The paper gives no T, the size below which a cluster is small. Here T is a client's median: at
   least half of its samples are in clusters of T samples or more.
-- The paper gives no weights, and no momentum. The momentum is MOON's, from its code.
+- The paper gives no weights: 0.5 and 1 are our choice. It gives no momentum either: the momentum is
+  MOON's, from its code.
 - L_1 and L_2 of Eq. 8, L = alpha L_1 + beta L_2, are the cross-entropies of a batch's P1 and P2.
   Here they are sums divided by the batch size, and the weights are divided by their mean over the
   client. So they do not change the size of the steps. With --reduction group L_1 and L_2 are means
@@ -38,6 +39,7 @@ How this differs from the paper, and why:
 - FedProx has mu = 0.001. MOON has mu = 5, and 1 on CIFAR-100. The paper refers to "the
   corresponding papers", which choose from several.
 - MOON trains a model with a projection head. The other bases do so only with --projection.
+- Table 2 does not name the base of "FedAC(our)", and Table 3 lacks FedAvg. We take FedAvg for it.
 """
 
 import re
@@ -352,10 +354,10 @@ def weigh_samples(in_P1: np.ndarray, w_small: float, w_large: float) -> np.ndarr
 def weigh_groups(
     in_P1: np.ndarray, is_sample: np.ndarray, w_small: float, w_large: float
 ) -> np.ndarray:
-    """Returns the weights (T, B) of the samples of T batches, if L_1 and L_2 of Eq. 8 are means.
+    """Returns the weights (steps, B) of the samples of batches, if L_1, L_2 of Eq. 8 are means.
 
-    in_P1      (T, B): which places of the batches are in P1
-    is_sample  (T, B): which places hold a sample
+    in_P1      (steps, B): which places of the batches are in P1
+    is_sample  (steps, B): which places hold a sample
 
     L_1 is the mean over a batch's samples in P1, and L_2 over the others. L is their weighted mean.
     If a batch has no sample of one kind, its mean is 0. Use the weights in a mean over the batch.
@@ -385,7 +387,7 @@ def augmentation(config, fl: common.Federation, t: int, clients, batches) -> dic
 
 
 def draw_changes(kind: str, shape: tuple, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Returns random shifts in pixels (T, B, 2), flips (T, B) and angles in radians (T, B)."""
+    """Returns random shifts in pixels (steps, B, 2), and flips and angles in radians (steps, B)."""
     shift = rng.integers(-4, 5, (*shape, 2))
     flip = rng.random(shape) < 0.5
     angle = np.zeros(shape)

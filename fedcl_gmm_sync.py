@@ -11,26 +11,28 @@ its random scores is at most beta_T, the T-quantile of the pool. It then waits, 
 still averaged. When all are frozen, the next T begins for all.
 
 Here theta are the weights of the model, omega in the paper. G is the generator, theta in the paper.
-r_k are client k's random scores, N_k in the paper.
+r_k are client k's random scores, N_k in the paper. M is the number of all clients, K in the paper;
+here K is the number in a round. In the code m is a client, ce is l, and s* is sigma_i.
 
 How this differs from the paper, and why:
 - A phase lasts at most ceil(rounds / Z) rounds, where Z is the number of phases. One check can pass
   fewer than T M / v of all M clients. For example, at v = 0.7 and T = 0.6 at most 17 of 20 clients
-  pass. So phases with T < v might never end.
+  pass. So phases with T <= v might never end.
 - Algorithm 1 ends after its last phase. Here all clients train on to the last round, so that all
-  methods take as many.
+  methods take as many rounds.
 - S falls, as in Section IV-C: only then has a client that passes one T passed all T before it. The
   default is Table VI's best S, with its v. Table I has another one (--preset table1).
 - The confidence s* (Castells et al., 2020) is the local minimum of Eq. 7. It is e where there is no
   minimum. At the published tau = 10 and lambda = 0.5 it is e for every loss below 9.63. There
   FedCL's loss is cross-entropy at e times the learning rate.
 - Eq. 21 averages all clients. Here it averages the frozen clients and the clients that trained in
-  the round. All have the same weight, and their batch statistics are averaged, too. So do the
-  baselines. Only clients that trained are checked. Line 20 checks all of M_l, the clients that are
-  not frozen.
-- p(y) and the pool leave out clients that have not trained yet: they have sent nothing. c_k counts
-  the batches of a client's last round (line 10). Eq. 15 counts all its samples. Batches are full:
-  the rest of a pass over the samples is left out.
+  the round. All have the same weight, and their batch statistics are averaged, too. The baselines
+  average in the same way. Only clients that trained are checked. Line 20 checks all of M_l, the
+  clients that are not frozen.
+- p(y) and the pool leave out clients that have not trained yet: they have sent nothing. The paper
+  begins with uniform p(y) and beta. c_k counts the labels in the batches of a client's last round
+  (line 10). Eq. 15 counts all its samples. Batches are full: the rest of a pass over the samples is
+  left out.
 - The pool beta (line 18) is made before the generator learns (line 17), so both belong to this
   round. In the first round the generator has learnt nothing, and there are no features.
 - Lines 19 and 21 each sample the mixtures. Here the same scores make the pool and are compared with
@@ -249,7 +251,10 @@ def begin() -> dict:
 
 
 def select_unfrozen(config, fl, t: int, frozen) -> np.ndarray:
-    """Returns the first unfrozen clients in the round's random order, which fl.select also uses."""
+    """Returns the first unfrozen clients in the round's random order.
+
+    fl.select uses the same order, up to M = 10,000.
+    """
     order = fl.streams("select", t).permutation(config.clients)
     unfrozen = order[~np.isin(order, list(frozen))]
     return np.sort(unfrozen[: config.clients_per_round])
@@ -726,7 +731,7 @@ ABLATION = f"{EMNIST} --alpha 0.1 --method fedcl"
 FACES = "--dataset celeba --partition natural --min-size 2 --rounds 100 --generator-hidden 128"
 NUMBERS_OF_PHASES = "0.8,0.4 0.8,0.6,0.2 0.8,0.6,0.4,0.2 0.9,0.7,0.5,0.3,0.1"
 PRESETS = {  # command lines, each perhaps with a remark for --list-presets
-    "table1": f"{MNIST} --thresholds 0.9,0.6,0.3 --v 0.8  # S and v of Table I",
+    "table1": f"{MNIST} --thresholds 0.9,0.6,0.3 --v 0.8  # S and threshold (v) of Table I",
     "table2-mnist": f"{MNIST} --alpha 0.05 0.1 1  # Fig 3",
     "table2-emnist": f"{EMNIST} --alpha 0.05 0.1 1 10 --local-steps 20 40  # Fig 5",
     "table2-celeba": f"{FACES} --clients 10 25 --clients-per-round 5  # r: 5/10, 5/25, Fig 4",

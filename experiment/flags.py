@@ -65,7 +65,7 @@ def reads_alpha(config) -> bool:
 
 
 def limits_classes(config) -> bool:
-    """Whether a client gets samples of so many classes only."""
+    """Whether a client gets samples of --classes-per-client classes only."""
     return config.partition in ("label-skew", "dirichlet-ext")
 
 
@@ -95,7 +95,7 @@ class Config:
     )
     min_size: int = dealing(1, "least samples of a client; natural: at least 2", low=1, high=10**6)
     parts: int = dealing(
-        0, "divide the data into so many parts, keep --clients of them (0: no)", low=0, high=10**7
+        0, "divide the data into this many parts, keep --clients of them (0: no)", low=0, high=10**7
     )
     hold_out: float = dealing(
         0.0, "fraction of each client's samples that is the test set (0: no)", low=0, high=0.99

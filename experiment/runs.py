@@ -68,7 +68,7 @@ class Run:
         self.file = file_name(self.method, self.identity)
 
     def __str__(self) -> str:
-        return f"{self.setting} {self.method} trial {self.trial + 1}".removeprefix("- ")
+        return f"{self.setting} {self.method} trial {self.trial}".removeprefix("- ")
 
     # ------------------------------------------------------------------------- for `federate`
 

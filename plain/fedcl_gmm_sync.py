@@ -34,6 +34,8 @@ the score is from beta. p is how frequent each label is in the clients' last bat
     each client minimises mean l_cl(model(x), y) + mean l_cl(head(z), y')                  Eq. 19
     G minimises mean l_cl(head(z), y') + exp(-mean |z_i - z_j| (epsilon_i - epsilon_j)^2)   Eq. 18
 
+The paper's Eq. 18 lacks the second term, which is FedGen's.
+
 Only here: scikit-learn's digits. The script's metrics.csv has the same numbers: `--dtype float64`,
 method fedcl, trial 0. Lines marked "same numbers" are for this only. It takes half a minute.
 """
@@ -325,7 +327,7 @@ def teach(config, G, adam, head, messages, beta, t):
         d_z = (z[:, None] - z).abs().mean(2)  # (128, 128)
         d_epsilon = (epsilon[:, None] - epsilon).square().mean(2)
         sameness = torch.exp(-(d_z * d_epsilon).mean())
-        loss = mean_loss(config, head(z), y) + sameness  # Eq. 18
+        loss = mean_loss(config, head(z), y) + sameness  # Eq. 18, and FedGen's term
         adam.zero_grad()
         loss.backward()
         adam.step()

@@ -76,7 +76,8 @@ standard deviations, so its absence says little. What the means say so far:
   0. It reads the clock's exact durations. Uniform selection is cut after 14 to 32 of its rounds
   then, before its learning rate has fallen.
 - **Below 0 at equal uploads** in all settings are `divfl` (-2.9 to -7.2), `fedcor` (-1.1 to -3.5)
-  and `power_of_choice` (-0.5 to -1.1). The latter two also send more megabytes.
+  and `power_of_choice` (-0.5 to -1.1). `fedcor` and `power_of_choice` also cost more megabytes:
+  more clients receive the model, to score it.
 - **Known labels.** `oracle` is above 0 at all three costs in all settings, by 1.7 to 5.6. Five of
   its nine intervals exclude 0.
 - **Critical periods,** on Fashion-MNIST alone so far, compared with their own uploads spread
@@ -99,8 +100,7 @@ standard deviations, so its absence says little. What the means say so far:
 - At equal samples or seconds, the run that is dearer in a round is cut before its learning rate has
   fallen. This counts against rules that select large clients, and for `oort`.
 - FedCL (`cl`) and the later code's rule (`criticalfl`) spend their own uploads in 60 rounds. They
-  are compared with uniform selection of as many uploads in as many rounds (`constant`). They stand
-  where both have three trials.
+  are compared with uniform selection of as many uploads in as many rounds (`constant`).
 - `longer` is a control: uniform selection with about as many samples as selection by size.
 
 The model is LeNet-5. There are 128 clients and 60 rounds of 16 clients. A client trains for 2
@@ -116,10 +116,12 @@ spread 0.5 ([clock](clock.md)). Models are tested every second round. No rule wa
 {caveats}
 <!-- end -->
 
-[rules.py](fedcl_fgn/rules.py) says what else we changed. Your own rule is a row of the same table:
+[rules.py](fedcl_fgn/rules.py) says what else we changed. This prints the same table with a rule of
+your own, for six trials of other clients. There `fedavg` is uniform selection:
 
 ```bash
-python -m results.fedcl_fgn.selection --preset rules --dataset cifar10 --select uniform mine.py:f
+python -m results.fedcl_fgn.selection --preset rules --method base --dataset cifar10 \\
+    --eval-every 2 --select mine.py:f uniform size
 ```
 """
 

@@ -305,7 +305,7 @@ def test_adam_on_the_clients(noisy):
         command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert set(pd.read_csv("r/metrics.csv").method) == {"cl", "base"}
+    assert set(pd.read_csv("r/metrics.csv").method) == {"fedavg+cl", "fedavg"}
 
 
 def test_images_are_cropped_and_flipped():

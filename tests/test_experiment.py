@@ -597,7 +597,7 @@ WANTED = "wanted run.record(t, state, ..) with the t and state of run.rounds"
     ("federate", "line"),
     [
         (records(0, times=0), "round 1: call run.record once in every round"),
-        (records(), "a trial 1: nothing was trained; wanted a loop over run.rounds"),
+        (records(), "a trial 0: nothing was trained; wanted a loop over run.rounds"),
         (records(1), f"round 1: {WANTED}"),
         (records(0, times=2), f"round 2: {WANTED}"),
         (records(0, is_copied=True), f"round 1: {WANTED}"),  # a checkpoint would hold the first one
@@ -941,7 +941,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(work):
     with pytest.raises(UsageError, match="damaged"):
         run.load()
     assert not (work / "evil").exists()
-    with pytest.raises(UsageError, match="b trial 1 was not trained"):
+    with pytest.raises(UsageError, match="b trial 0 was not trained"):
         a_run("r", "b").load()
 
 
@@ -1024,7 +1024,7 @@ def test_an_arm_that_reads_another_ones_rows_comes_last(work, capsys):
     start("--out=r", "--method", "late", "a")
     assert [r["method"] for r in table("r")[::8]] == ["late", "a"]
     line = refused(capsys, "--out=s", "--method", "late", "b")
-    assert "late trial 1 needs a trial 1: add its method" in line and not Path("s").exists()
+    assert "late trial 0 needs a trial 0: add its method" in line and not Path("s").exists()
 
 
 def test_a_changed_default_keeps_what_is_known_of_a_flag():
@@ -1431,7 +1431,7 @@ def test_tracking_gets_every_new_row_once_and_may_fail(work, capsys):
 
     start("--out=r", "--trials=1", track=track)
     assert seen == [("a", t) for t in (1, 2, 3, 4)] + [("b", 1), ("b", 2)]
-    said = "b trial 1: the run is no longer tracked (ConnectionError: no server)"
+    said = "b trial 0: the run is no longer tracked (ConnectionError: no server)"
     assert capsys.readouterr().err.count(said) == 1 and len(table("r")) == 8
     start("--out=r", "--trials=1", "--rounds=5", "--resume", track=track)
     assert seen[6:] == [("a", 5), ("b", 5)]
@@ -1445,7 +1445,7 @@ def test_a_run_that_diverges_leaves_an_empty_cell(work, capsys, jobs):
     if jobs == "--jobs=2":
         hooks = {}  # a lambda cannot be sent to another process
     line = refused(capsys, *flags, status=3, **hooks)
-    said = "1 of 4 runs diverged, their cells are empty (nan trial 2: round 3: the update of "
+    said = "1 of 4 runs diverged, their cells are empty (nan trial 1: round 3: the update of "
     assert said in line and "client 1" in line
     rows = table("r")
     assert len(rows) == 15 and Path("r/accuracy.png").exists()
@@ -1476,7 +1476,7 @@ def test_summary_json_is_json(work, capsys):
 
 def test_what_reads_a_diverged_run_diverges_too(work):
     run = trained(a_run("r", "nan", trial=1))
-    with pytest.raises(NonFiniteError, match="nan trial 2: round 3"):
+    with pytest.raises(NonFiniteError, match="nan trial 1: round 3"):
         run.load()
 
 
@@ -1485,7 +1485,7 @@ def test_all_runs_diverge(work, capsys):
         raise NonFiniteError("the expert, trained centrally, is not finite")
 
     line = refused(capsys, "--out=r", status=3, federate=never)
-    assert "4 of 4 runs diverged" in line and "a trial 1: the expert" in line
+    assert "4 of 4 runs diverged" in line and "a trial 0: the expert" in line
     assert len(table("r")) == 4
 
 

@@ -180,7 +180,7 @@ def test_arrows_go_one_way(name):
     below = {
         "errors": set(),
         "data": {"errors"},
-        "user_files": {"errors"},
+        "user_files": {"data", "errors"},
         "nets": {"data", "errors", "user_files"},
         "stacks": {"nets", "errors"},
         "recording": {"stacks", "nets", "errors"},

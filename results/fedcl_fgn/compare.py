@@ -179,13 +179,13 @@ def show(df: pd.DataFrame, folder: Path) -> None:
     if found.empty:
         return
     spent = costs(df)
-    print("\nwhat each method gains over uniform selection (points of accuracy), and what it costs")
+    print("\nwhat each method gains over uniform selection, which is named in the column `over`")
     for setting, table in shown(found, spent).groupby(level=0, sort=False):
         heading = "" if setting == "-" else f"{setting}\n"
         print(f"{heading}{table.droplevel(0).to_string()}")
-    print("(accuracy, and gains: means over the last sixth of the uploads, samples, or simulated")
-    print(" seconds. [..]: 95 % intervals, paired over trials. *: decided by Holm, p < 0.05. Only")
-    print(" gains at equal uploads are tested)")
+    print("(accuracy in %, gains in points: means over the last sixth of the uploads, samples, or")
+    print(" simulated seconds. [..]: 95 % intervals, paired over trials. *: decided by Holm, p <")
+    print(" 0.05. Only gains at equal uploads are tested)")
     found.join(spent, on=["setting", "method"]).to_csv(folder / "gains.csv", index=False)
     plot(found, spent, folder / "gains.png", df.attrs.get("title", ""))
 
