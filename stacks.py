@@ -8,7 +8,7 @@ records the steps.
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class Stack:
         # over the steps so far, of ||g||^2 and of the loss
         self.sums = torch.zeros(len(batches), 2, device=model.device, dtype=torch.float64)
         self.groups = {}
-        self.of_one = None  # the module of a user's own class, which all groups share
+        self.of_one = {}  # the modules of a user's own class, which all groups share
 
     def run(self) -> tuple[Tensor, Tensor]:
         """Takes all steps. Returns `results`."""
@@ -99,12 +99,17 @@ class Stack:
 
     def train_group(self, step: int, group: "Group", batch_size: int, eta: float | Tensor) -> None:
         losses, *g = self.differentiate(step, group, batch_size)
+        has_gradient = [layer is not None for layer in g]
+        if not all(has_gradient):
+            g = [*itertools.compress(g, has_gradient)]
+            group = group.part(has_gradient)
         self.descend(group, eta, losses, g)
 
-    def differentiate(self, step: int, group: "Group", batch_size: int) -> list[Tensor]:
+    def differentiate(self, step: int, group: "Group", batch_size: int) -> list[Tensor | None]:
         """The clients' losses (K,), then their gradients, of each layer (K, P_l).
 
-        Clients are independent, so the gradient of the sum of their losses is each one's own.
+        Clients are independent, so the gradient of the sum of their losses is each one's own. A
+        layer of a user's own model has None in a step that leaves it out.
         """
         samples = self.index[step, group.rows, :batch_size]
         share = self.share[step, group.rows, :batch_size]
@@ -113,16 +118,16 @@ class Stack:
         losses = self.local.losses(step, group.net, x, y, share, group.frozen, group.rows)
         gradients = [None]
         if losses.requires_grad:
-            gradients = torch.autograd.grad(
-                losses.sum(),
-                group.net.leaves,
-                allow_unused=True,
-                materialize_grads=self.model.is_plain and not self.local.weight_decay,
-            )
-        if any(layer is None for layer in gradients):
-            raise UsageError("a step's loss leaves out weights; wanted each layer in every step")
-        K = len(losses)
-        return [losses.detach(), *(layer.contiguous().view(K, -1) for layer in gradients)]
+            gradients = torch.autograd.grad(losses.sum(), group.net.leaves, allow_unused=True)
+        may_leave_out = self.model.is_plain and losses.requires_grad
+        found = [losses.detach()]
+        for layer in gradients:
+            if layer is not None:
+                layer = layer.contiguous().view(len(losses), -1)
+            elif not may_leave_out:
+                raise UsageError("a step's loss leaves out weights; wanted each layer in all steps")
+            found.append(layer)
+        return found
 
     @torch.no_grad()
     def descend(self, group: "Group", eta: float | Tensor, losses: Tensor, g: list[Tensor]) -> None:
@@ -169,17 +174,16 @@ class Stack:
         if (first, last) not in self.groups:
             rows = slice(first, last)
             theta = rows_of(self.theta, rows)
-            frozen = {}
+            nets = {"": self.model.bind(theta, training=True, grad=True)}
             for name, layers in self.frozen.items():
-                frozen[name] = self.model.bind(rows_of(layers, rows))
-            net = self.model.bind(theta, training=True, grad=True)
-            if self.model.is_plain:  # so what it counts goes on when a client has ended
-                self.of_one = self.of_one or net.of_one
-                net.of_one = self.of_one
+                nets[name] = self.model.bind(rows_of(layers, rows))
+            if self.model.is_plain:  # so what one counts goes on when a client has ended
+                for name, net in nets.items():
+                    net.of_one = self.of_one.setdefault(name, net.of_one)
             self.groups[first, last] = Group(
                 rows,
-                net=net,
-                frozen=frozen,
+                net=nets.pop(""),
+                frozen=nets,
                 w=theta[: len(self.model.parameters)],
                 v=rows_of(self.v, rows),
                 w_0=rows_of(self.w_0, rows),
@@ -203,6 +207,13 @@ class Group:
     correction: list[Tensor]
     squares: Tensor
     losses: Tensor
+
+    def part(self, has_gradient: list[bool]) -> "Group":
+        """The same clients with some of the layers. torch.optim.SGD skips the others."""
+        found = {}
+        for name in ("w", "v", "w_0", "correction"):
+            found[name] = [*itertools.compress(getattr(self, name), has_gradient)]
+        return replace(self, **found)
 
 
 def rows_of(layers: list[Tensor], rows: slice) -> list[Tensor]:

@@ -72,7 +72,7 @@ def main(script: Script, argv: list[str] | None = None) -> None:
             configs, swept = parse(script.config, script.presets, script.doc, argv)
             command.sweep(swept, configs)
             with sigterm_as_ctrl_c():
-                conduct(command, configs, line, unused(configs, argv))
+                conduct(command, configs, line, unused(script, configs, argv))
         except KeyboardInterrupt as error:  # heard by all ranks
             say(f"stopped{resume_hint(command.folder)}")
             sys.exit(error.args[0] if error.args else 130)
@@ -84,7 +84,7 @@ def main(script: Script, argv: list[str] | None = None) -> None:
             stop(status, f"error: {fault}", is_own)
 
 
-def unused(configs: list[Config], argv: list[str]) -> list[str]:
+def unused(script: Script, configs: list[Config], argv: list[str]) -> list[str]:
     """Returns the options of a command line that none of its configs uses, as --mu of FedAvg.
 
     One that has its default is not among them: it may have replaced what a preset says.
@@ -92,14 +92,13 @@ def unused(configs: list[Config], argv: list[str]) -> list[str]:
     given = {word.partition("=")[0] for word in argv}
     used = set()
     for config in configs:
-        used |= config.flags("", "central", "dealing", "length", "free").keys()
-        used |= {
-            name
-            for name, value in defaults_of(type(config)).items()
-            if getattr(config, name) == value
-        }
-    options = {name: option(name) for name in defaults_of(type(configs[0]))}
-    return [word for name, word in options.items() if word in given and name not in used]
+        used |= config.flags("length", "free").keys() | script.results_depend_on(config).keys()
+    words = []
+    for name, default in defaults_of(script.config).items():
+        is_idle = option(name) in given and name not in used
+        if is_idle and any(getattr(config, name) != default for config in configs):
+            words.append(option(name))
+    return words
 
 
 @contextlib.contextmanager

@@ -157,7 +157,8 @@ def differences(before: dict, now: dict) -> list[str]:
 
 CHECKPOINTS = "checkpoints/*-trial*.pt"
 CODE = ".code.json"  # {file: its checksum, null if there were several; "script": its name}
-HALVES = ".results-*"  # what a killed process has not moved to its place
+HEX = "[0-9a-f]" * 32  # a random name, so that no file of a user's has it
+HALVES = f".results-{HEX}*"  # what a killed process has not moved to its place
 
 
 def check_folder(folder: Path, resume: bool) -> None:
@@ -176,7 +177,9 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise UsageError(f"--out {folder}: holds results; --resume continues")
     if resume and not folder.exists():
         raise UsageError(f"--resume --out {folder}: nothing to resume, it is not there")
-    ours = {folder / ".lock", folder / CODE, folder / "checkpoints", *folder.glob(HALVES)}
+    is_ours = {".lock": (folder / ".lock").is_file(), CODE: "script" in read_json(folder / CODE)}
+    is_ours["checkpoints"] = (folder / "checkpoints").is_dir()
+    ours = {folder / name for name, found in is_ours.items() if found} | {*folder.glob(HALVES)}
     if (os.path.lexists(folder) and not folder.is_dir()) or {*folder.glob("*")} - ours:
         raise UsageError(f"--out {folder}: holds files, but no checkpoint; choose an empty folder")
 
@@ -237,11 +240,10 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
     runs are another script's, and none of them is the command's.
     """
     check_folder(folder, resume)
-    if (folder / CODE).exists():  # names alone do not make them ours
-        for half in folder.glob("checkpoints/*.tmp"):  # of a process that was killed
-            half.unlink()
-        for half in folder.glob(HALVES):
-            shutil.rmtree(half)
+    for half in folder.glob(f"checkpoints/*.{HEX}.tmp"):  # of a process that was killed
+        half.unlink()
+    for half in folder.glob(HALVES):
+        shutil.rmtree(half)
     mine = {run.path for run in runs}
     for run in runs:
         name = f"{file_label(run.method)}-????????-trial{run.trial}.pt"
@@ -287,7 +289,7 @@ def read_json(path: Path) -> dict:
 @contextlib.contextmanager
 def written_aside(folder: Path):
     """Yields an empty folder. At the end of the block its files move to `folder`."""
-    with tempfile.TemporaryDirectory(prefix=HALVES[:-1], dir=folder) as half:
+    with tempfile.TemporaryDirectory(prefix=f".results-{uuid.uuid4().hex}", dir=folder) as half:
         yield Path(half)
         for name in files_in(Path(half)):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

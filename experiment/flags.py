@@ -12,13 +12,14 @@ import numbers
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 
 import common
 from bases import BASES
 from data import DATASETS, PARTITIONS, Data
 from errors import UsageError
 from nets import NETS
-from user_files import file_of, is_ours, is_own
+from user_files import is_own
 
 from .costs import Work, price_tag
 from .machine import gpu_fault
@@ -64,6 +65,11 @@ def reads_alpha(config) -> bool:
     return config.partition.startswith("dirichlet")
 
 
+def reads_width(config) -> bool:
+    """Whether the model is one whose hidden layers have a choice of widths."""
+    return config.model in ("alexnet", "lstm")
+
+
 def limits_classes(config) -> bool:
     """Whether a client gets samples of --classes-per-client classes only."""
     return config.partition in ("label-skew", "dirichlet-ext")
@@ -103,7 +109,7 @@ class Config:
     # model
     model: str = central("lenet5", f"one of {', '.join(NETS)}, or FILE.py:CLASS")
     width: int = central(
-        0, "width of the hidden layers of alexnet and lstm (0: the paper's)", low=0, high=65536
+        0, "hidden units of alexnet and lstm (0: the paper's)", low=0, high=65536, when=reads_width
     )
     norm: str = central(
         "batch", "the model's own normalisation, or group norm", choices=("batch", "group")
@@ -192,29 +198,27 @@ class Config:
         """Returns clients, model and base. UsageError where data, model and options do not fit."""
         return common.Federation(self, data, streams)
 
-    def flags(self, *roles: str) -> dict:
-        """{name: value} of the options with these roles that this config's method uses."""
+    def flags(self, *roles: str, also: Sequence[str] = ()) -> dict:
+        """{name: value} of the options with these roles that its method uses, or of `also`."""
         values = {}
-        base = BASES[self.base]
-        owner = next(kind for kind in type(self).__mro__ if "federation" in vars(kind))
-        are_known = is_ours(file_of(base)) and is_ours(file_of(owner))
-        unread = base.unread if are_known else ()  # a base of the user's own may read all
         for name in defaults_of(type(self)):
             about = about_flag(type(self), name)
             is_used = about["when"] is None or about["when"](self)
-            if about["role"] in roles and is_used and name not in unread:
+            is_used &= name not in BASES[self.base].unread
+            if about["role"] in roles and (is_used or name in also):
                 values[name] = getattr(self, name)
                 if about["kind"] is float:
                     values[name] = float(values[name])  # 1 and 1.0 are one value
         return values
 
-    def results_depend_on(self) -> dict:
-        """{name: value} of the options that decide the result of this config's method."""
+    def results_depend_on(self, also: Sequence[str] = ()) -> dict:
+        """{name: value} of the options that decide its method's result, with those of `also`."""
         roles = ["", "dealing", "central"]
-        has_function = any(map(is_own, self.flags("").values()))  # a user's may use --rounds
-        if has_function or self.reads_rounds():
+        if any(map(is_own, self.flags("").values())):  # a user's function may read more, too
+            also = (*also, "rounds", *BASES[self.base].unread)
+        if "rounds" in also or self.reads_rounds():
             roles.append("length")
-        return self.flags(*roles)
+        return self.flags(*roles, also=also)
 
 
 def about_flag(config_class, name: str) -> dict:

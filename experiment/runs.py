@@ -55,7 +55,8 @@ class Run:
     def __post_init__(self):
         self.script = self.command.script
         self.method = self.script.method_of(self.config)
-        self.setting = self.command.setting(self.config, self.config.results_depend_on())
+        self.identity = self.script.results_depend_on(self.config)
+        self.setting = self.command.setting(self.config, self.identity)
         self.rows = []
         self.state = {}
         self.finished = 0  # --rounds when it ended; 0: not yet
@@ -63,7 +64,6 @@ class Run:
         self.last_test = []  # the columns of a test that is due in the last round only
         self.is_tracked = self.script.track is not None
         self.streams = common.Streams(self.config.seed, self.trial)
-        self.identity = self.config.results_depend_on()
         self.identity |= {"method": self.method, "trial": self.trial}
         self.file = file_name(self.method, self.identity)
 

@@ -8,13 +8,26 @@ from bases import BASES
 from nets import NETS
 from user_files import ROOT, file_of, is_ours, is_own
 
-from .flags import Config, about_flag
+from .flags import Config, about_flag, defaults_of
 
 NO_SETTING = "-"  # where nothing is swept but the methods
 
 
 def waits_for_none(config: Config) -> dict:
     return {}
+
+
+def options_of_training(config: Config) -> set[str]:
+    """Returns the options that training may read. What our `when` says is for our code alone."""
+    found = set()
+    if is_ours(file_of(config.reads_rounds)):
+        found.add("rounds")
+    for name in defaults_of(type(config)):
+        about = about_flag(type(config), name)
+        when = about["when"]
+        if about["role"] == "" and (when is None or is_ours(file_of(when))):
+            found.add(name)
+    return found
 
 
 @dataclasses.dataclass
@@ -56,9 +69,21 @@ class Script:
             return self.name(config)
         return " ".join(str(getattr(config, name)) for name in self.compare)
 
+    def results_depend_on(self, config: Config) -> dict:
+        """{name: value} of the options that decide the result of a config's method.
+
+        A user's own `federate`, federation or base may read more of them than ours. Those of
+        `compare` are left out: a method that does not use them would have its name twice.
+        """
+        also = set()
+        for part in (self.federate, config.federation, BASES[config.base]):
+            if not is_ours(file_of(part)):
+                also |= options_of_training(config) - {*self.compare}
+        return config.results_depend_on(also)
+
     def title(self) -> str:
         """Returns the name of the script's file. For one of ours the folder stands before it."""
-        file = file_of(self.config)
+        file = file_of(self.federate if self.config is Config else self.config)
         return str(Path(file).relative_to(ROOT)) if is_ours(file) else Path(file).name
 
     def own_files(self, config: Config) -> set[str]:

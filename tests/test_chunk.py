@@ -126,6 +126,46 @@ class Counts(nn.Linear):
         return super().forward(x) * self.calls if self.training else super().forward(x)
 
 
+class CountsFeatures(Counts):
+    """MOON's frozen models count, too."""
+
+    def __init__(self, columns, side, classes):
+        super().__init__(columns, side, columns)
+        self.head = nn.Linear(columns, classes)
+
+    def features(self, x):
+        self.calls += 1
+        return nn.Linear.forward(self, x) * (1 + 0.1 * self.calls)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+class CountsSamples(Counts):
+    def forward(self, x):
+        self.calls += len(x) - 1
+        return super().forward(x)
+
+
+class LeavesOut(Counts):
+    """Every second step leaves out a layer."""
+
+    def __init__(self, columns, side, classes):
+        super().__init__(columns, side, classes)
+        self.other = nn.Linear(columns, classes)
+
+    def forward(self, x):
+        self.calls += self.training
+        y = nn.Linear.forward(self, x)
+        return y if self.calls % 2 else y + self.other(x)
+
+
+class ClipsGradients(nn.Linear):
+    def __init__(self, columns, side, classes):
+        super().__init__(columns, classes)
+        self.weight.register_hook(lambda g: g.clamp(-1, 1))
+
+
 class CountsBesideANorm(nn.Sequential):
     def __init__(self, columns, side, classes):
         super().__init__(nn.BatchNorm1d(columns), Counts(columns, side, classes))
@@ -170,7 +210,7 @@ MODELS = [
     ("GroupNorms", "image", 1e-3),
     ("Transformer", "text", 1e-3),
     ("Tied", "table", 1e-3),
-    ("Split", "grey", 0.0),
+    ("Split", "grey", 0.1),
     ("KeepsStatistics", "grey", 1e-3),
     ("MaxNorm", "text", 1e-3),
 ]
@@ -260,8 +300,21 @@ def test_samples_that_depend_on_one_another_are_not_padded():
     agree(weights(fl), weights(alone))
 
 
-def test_each_client_counts_its_own_steps():
-    agree(weights(federation("Counts", "table", chunk=2)), weights(federation("Counts", "table")))
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("Counts", "fedavg"),
+        ("CountsFeatures", "moon"),
+        ("LeavesOut", "fedavg"),
+        ("LeavesOut", "fedprox"),
+        ("LeavesOut", "vrlsgd"),
+    ],
+)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_each_client_counts_its_own_steps(name, base, decay):
+    flags = {"base": base, "weight_decay": decay}
+    at_once = federation(name, "table", chunk=2, **flags)
+    agree(weights(at_once), weights(federation(name, "table", **flags)))
 
 
 # ------------------------------------------------------------------------------- what is refused
@@ -272,6 +325,8 @@ def test_each_client_counts_its_own_steps():
     [
         ("CountsBesideANorm", "table", "changes its 1.calls"),
         ("PythonsRandomNumbers", "table", "random numbers of Python"),
+        ("CountsSamples", "table", "get another weight than each alone"),
+        ("ClipsGradients", "table", "hooks on gradients"),
     ],
 )
 def test_state_in_python_is_refused(name, kind, found):
@@ -299,12 +354,6 @@ def test_rounding_that_batch_norms_make_large_is_no_reason():
     config = ordinary.make_config(model=model, dtype="float32", **options)
     fl = common.Federation(config, zoo.make_data(ZOO["ResNet18"].kind), common.Streams(3))
     assert fl.model.is_recordable
-
-
-def test_weights_without_a_gradient_are_refused_with_weight_decay():
-    """PyTorch does not decay them, and a stack would."""
-    with pytest.raises(UsageError, match="leaves out weights.* leave --chunk out"):
-        federation("Split", "grey", weight_decay=0.1, chunk=2)
 
 
 def test_a_command_line_gives_the_same_and_refuses_in_one_line(tmp_path, monkeypatch):

@@ -35,6 +35,7 @@ import bases
 import common
 import data
 import experiment
+import fedavg_curriculum
 import fedcl_fgn
 import nets
 from errors import NonFiniteError, UsageError
@@ -399,6 +400,8 @@ def test_an_option_of_1_and_of_one_point_zero_are_one_setting():
         ("--base fedprox fedavg --mu 1 --method b --pull 2", "--pull"),
         ("--mu 1 --server-lr=1 --preset two", ""),  # this file's federation may read them
         ("--preset two --method b --pull 0.5", ""),  # the default, in place of the preset's value
+        ("--partition iid --alpha 0.1 0.5", "--alpha"),
+        ("--width=8", "--width"),
     ],
 )
 def test_an_option_without_effect_is_named(words, without_effect, work, capsys):
@@ -408,29 +411,43 @@ def test_an_option_without_effect_is_named(words, without_effect, work, capsys):
     assert found == without_effect.split()
 
 
-def test_bases_of_ones_own_may_read_what_ours_do_not(work):
+def test_what_is_ones_own_may_read_options_that_ours_does_not(work):
     """Then --resume sees another value of it, and a sweep trains each."""
+    start("--mu", "1", "2", "--method=a", "--trials=1", "--out=mine")  # this file's own `federate`
+    assert {row["setting"] for row in table("mine")} == {"mu=1.0", "mu=2.0"}
     numbers = {"mu", "server_lr"}
 
     class Mine(bases.FedAvg):
         pass
 
+    def read(federate=fedcl_fgn.federate, **options) -> set[str]:
+        script = experiment.Script(federate, ("method",), fedcl_fgn.Config)
+        return {*script.results_depend_on(fedcl_fgn.Config(**options))}
+
     with mock.patch.dict(bases.BASES, mine=Mine):
-        assert numbers <= fedcl_fgn.Config(base="mine").results_depend_on().keys()
-    assert numbers <= Config().results_depend_on().keys()  # its federation is no file of ours
-    assert not numbers & fedcl_fgn.Config().results_depend_on().keys()
+        assert numbers <= read(base="mine")
+    assert {*numbers, "p_double", "rounds"} <= read(federate)
+    assert not {*numbers, "p_double", "rounds"} & read()
+    ordered = fedavg_curriculum.Config(order="mine.py:order")
+    assert {*numbers, "rounds"} <= ordered.results_depend_on().keys()
     reliability.write_tiny(work)
     words = [*reliability.short_run("fedcl_fgn"), "--method=base", "--mu=1", "--out=made"]
     status, output, _ = reliability.run_line("fedcl_fgn", words)
     assert status == 0 and "--mu has no effect: no run of this command uses it" in output
 
 
-def test_what_only_has_the_name_of_ours_is_not_deleted(work):
-    for path in ("a/.results-2023/thesis", "b/checkpoints/thesis.tmp"):
-        Path(path).parent.mkdir(parents=True)
+def test_what_only_has_the_name_of_ours_is_not_deleted(work, capsys):
+    start("--out=a", "--trials=1")
+    for path in ("a/.results-2023/thesis", "a/checkpoints/thesis.tmp"):
+        Path(path).parent.mkdir(exist_ok=True)
         Path(path).write_text("mine")
-        start(f"--out={path[0]}")
-        assert Path(path).read_text() == "mine"
+    start("--out=a", "--trials=2", "--resume")
+    assert Path("a/.results-2023/thesis").exists() and Path("a/checkpoints/thesis.tmp").exists()
+    for path in ("b/.results-20231128/thesis", "c/.code.json", "d/checkpoints", "e/.lock/thesis"):
+        Path(path).parent.mkdir(parents=True)
+        Path(path).write_text("{}")
+        assert f"--out {path[0]}: holds files" in refused(capsys, f"--out={path[0]}")
+        assert Path(path).read_text() == "{}"
 
 
 def test_every_flag_takes_several_values():
@@ -739,7 +756,7 @@ def test_a_finished_run_is_not_built_again(work, monkeypatch):
     whole = trained(a_run("r"))
     short = trained(a_run("r", "short"))
     assert len(short.rows) == 3
-    monkeypatch.setattr(Config, "federation", None)
+    monkeypatch.setattr(Config, "federation", lambda *_: 1 / 0)
     for arm, rounds in (("a", whole.rows), ("short", short.rows)):
         again = trained(a_run("r", arm, resume=True))
         assert again.rows == rounds and again.load()["rows"] == rounds
@@ -1135,10 +1152,11 @@ def test_a_folder_whose_name_is_no_text_is_refused_at_the_beginning(work, capsys
 
 def test_the_checksums_of_our_code_are_written_as_other_files_are(work, capsys):
     """In place of a link, and not through it. What nobody can read is begun again."""
-    Path("mine").write_text("mine")
-    Path("r").mkdir()
-    Path("r/.code.json").symlink_to(work / "mine")
     start("--out=r", "--trials=1")
+    Path("mine").write_text("mine")
+    Path("r/.code.json").unlink()
+    Path("r/.code.json").symlink_to(work / "mine")
+    start("--out=r", "--trials=1", "--resume")
     assert Path("mine").read_text() == "mine" and not Path("r/.code.json").is_symlink()
     for text in ("[" * 10**6, '{"common.py": ["x"]}', '{"common.py": 1e400}'):
         Path("r/.code.json").write_text(text)
@@ -1154,7 +1172,7 @@ def test_a_link_that_leads_nowhere_is_no_folder(work, capsys):
 def test_only_a_folder_with_this_scripts_runs_is_resumed(work, capsys):
     assert "r: nothing to resume" in refused(capsys, "--out=r", "--resume")
     assert not Path("r").exists()
-    Path("r/.results-half").mkdir(parents=True)  # as a kill before the first checkpoint leaves it
+    Path(f"r/.results-{'0' * 32}half").mkdir(parents=True)  # a kill before the first checkpoint
     start("--out=r", "--resume")
     shutil.copytree("r/checkpoints", "s/checkpoints")
     for folder, owner in (("r", "test_experiment.py"), ("s", "an unknown script")):
@@ -1678,7 +1696,7 @@ def test_no_orphan_outlives_its_parent(work):
     running.kill()
     running.wait()
     wait_for(lambda: family(running.pid) == [], 5)
-    half = work / "r" / "checkpoints" / "a-0-trial0.1.tmp"
+    half = work / "r" / "checkpoints" / f"a-0-trial0.{'a' * 32}.tmp"
     half.write_text("half written")
     start("--out=r", "--rounds=60", "--pause=0.05", "--trials=1", "--resume")
     assert len(table("r")) == 120 and not half.exists()  # the lock went with the process
