@@ -26,8 +26,10 @@ def check_chunk(model: Model, data: Data, local: Local) -> None:
     """Raises UsageError unless two clients of a user's own model train at once as they do alone.
 
     What Python keeps in a module, and its random numbers, are the same for all clients that train
-    at once. A count of steps is right so, unless batch norms make several passes of a step. Sets
-    what a stack must know of the model: `has_batch_norm` and `is_recordable`.
+    at once. A count of steps is right so, unless batch norms make several passes of a step. Not
+    seen are differences that begin after a few steps, such as hooks on the gradients of features,
+    and with dropout those of training alone. Sets what a stack must know of the model:
+    `has_batch_norm` and `is_recordable`.
     """
     advice = "leave --chunk out, and clients train one at a time"
     try:

@@ -276,7 +276,8 @@ def fuzzy_art(
         I_x = np.concatenate([row, unit - row])  # complement coding: |I| is d, in x's units
         meets = np.minimum(I_x, w[:J])  # I ^ w_j
         overlaps = meets.sum(1, dtype=total)  # |I ^ w_j|
-        candidates = np.flatnonzero(overlaps / (unit * d) >= rho - 1e-9)  # C_p of Eq. 1
+        is_near = overlaps / (unit * d) >= rho - 1e-9  # 1e-9: rounding errors
+        candidates = np.flatnonzero(is_near)  # C_p of Eq. 1
         if len(candidates):
             choice = overlaps[candidates] / (unit * alpha + norms[candidates])  # T_j of Eq. 2
             j = candidates[choice.argmax()]  # the oldest of equals
