@@ -65,11 +65,6 @@ def reads_alpha(config) -> bool:
     return config.partition.startswith("dirichlet")
 
 
-def reads_width(config) -> bool:
-    """Whether the model is one whose hidden layers have a choice of widths."""
-    return config.model in ("alexnet", "lstm")
-
-
 def limits_classes(config) -> bool:
     """Whether a client gets samples of --classes-per-client classes only."""
     return config.partition in ("label-skew", "dirichlet-ext")
@@ -109,7 +104,7 @@ class Config:
     # model
     model: str = central("lenet5", f"one of {', '.join(NETS)}, or FILE.py:CLASS")
     width: int = central(
-        0, "hidden units of alexnet and lstm (0: the paper's)", low=0, high=65536, when=reads_width
+        0, "width of the hidden layers of alexnet and lstm (0: the paper's)", low=0, high=65536
     )
     norm: str = central(
         "batch", "the model's own normalisation, or group norm", choices=("batch", "group")

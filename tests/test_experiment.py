@@ -401,7 +401,6 @@ def test_an_option_of_1_and_of_one_point_zero_are_one_setting():
         ("--mu 1 --server-lr=1 --preset two", ""),  # this file's federation may read them
         ("--preset two --method b --pull 0.5", ""),  # the default, in place of the preset's value
         ("--partition iid --alpha 0.1 0.5", "--alpha"),
-        ("--width=8", "--width"),
     ],
 )
 def test_an_option_without_effect_is_named(words, without_effect, work, capsys):
