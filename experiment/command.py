@@ -93,6 +93,8 @@ def unused(script: Script, configs: list[Config], argv: list[str]) -> list[str]:
     used = set()
     for config in configs:
         used |= config.flags("length", "free").keys() | script.results_depend_on(config).keys()
+        if script.own_roles(config):  # a user's code may read these, too
+            used |= {*script.compare}
     words = []
     for name, default in defaults_of(script.config).items():
         is_idle = option(name) in given and name not in used

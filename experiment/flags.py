@@ -196,10 +196,11 @@ class Config:
     def flags(self, *roles: str, also: Sequence[str] = ()) -> dict:
         """{name: value} of the options with these roles that its method uses, or of `also`."""
         values = {}
+        unread = getattr(BASES[self.base], "unread", ())
         for name in defaults_of(type(self)):
             about = about_flag(type(self), name)
             is_used = about["when"] is None or about["when"](self)
-            is_used &= name not in BASES[self.base].unread
+            is_used &= name not in unread
             if about["role"] in roles and (is_used or name in also):
                 values[name] = getattr(self, name)
                 if about["kind"] is float:
@@ -210,7 +211,7 @@ class Config:
         """{name: value} of the options that decide its method's result, with those of `also`."""
         roles = ["", "dealing", "central"]
         if any(map(is_own, self.flags("").values())):  # a user's function may read more, too
-            also = (*also, "rounds", *BASES[self.base].unread)
+            also = (*also, "rounds", "mu", "server_lr")
         if "rounds" in also or self.reads_rounds():
             roles.append("length")
         return self.flags(*roles, also=also)

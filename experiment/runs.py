@@ -153,7 +153,7 @@ class Run:
         identity |= {"trial": self.trial, "weights": self.fl.model.size}
         identity |= {option: getattr(self.config, option) for option in read}
         if self.config.hold_out:  # then who holds a sample decides whether it may be seen
-            identity |= self.config.flags("dealing")
+            identity |= self.config.flags("dealing", also=self.identity)
         path = self.path.with_name(file_name(name, identity))
         identity |= self.conditions | checksums(identity)  # other options' files may differ
         if not on_first_rank(path.exists):

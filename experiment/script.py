@@ -17,15 +17,20 @@ def waits_for_none(config: Config) -> dict:
     return {}
 
 
-def options_of_training(config: Config) -> set[str]:
-    """Returns the options that training may read. What our `when` says is for our code alone."""
+def readable(config: Config, roles: Sequence[str]) -> set[str]:
+    """Returns the options with these roles that a user's own code may read.
+
+    What our own `when` says is for our code alone. Options that may name a user's function are left
+    out: methods without it would have their names twice.
+    """
     found = set()
     if is_ours(file_of(config.reads_rounds)):
         found.add("rounds")
     for name in defaults_of(type(config)):
         about = about_flag(type(config), name)
         when = about["when"]
-        if about["role"] == "" and (when is None or is_ours(file_of(when))):
+        is_word = about["kind"] is str and not about["choices"]
+        if about["role"] in roles and not is_word and (when is None or is_ours(file_of(when))):
             found.add(name)
     return found
 
@@ -75,11 +80,19 @@ class Script:
         A user's own `federate`, federation or base may read more of them than ours. Those of
         `compare` are left out: a method that does not use them would have its name twice.
         """
-        also = set()
-        for part in (self.federate, config.federation, BASES[config.base]):
-            if not is_ours(file_of(part)):
-                also |= options_of_training(config) - {*self.compare}
-        return config.results_depend_on(also)
+        roles = self.own_roles(config)
+        if not roles:
+            return config.results_depend_on()
+        return config.results_depend_on(readable(config, roles) - {*self.compare})
+
+    def own_roles(self, config: Config) -> list[str]:
+        """Returns the roles of the options that a user's own code may read: none if all is ours."""
+        roles = []
+        if not (is_ours(file_of(self.federate)) and is_ours(file_of(BASES[config.base]))):
+            roles.append("")
+        if not is_ours(file_of(config.federation)):
+            roles += ["", "dealing"]
+        return roles
 
     def title(self) -> str:
         """Returns the name of the script's file. For one of ours the folder stands before it."""

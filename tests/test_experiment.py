@@ -394,13 +394,13 @@ def test_an_option_of_1_and_of_one_point_zero_are_one_setting():
 @pytest.mark.parametrize(
     ("words", "without_effect"),
     [
-        ("--partition iid --alpha 0.5 --classes-per-client=3", "--alpha --classes-per-client"),
+        ("--partition iid --alpha 0.5 --classes-per-client=3", ""),  # nor those of dealing
         ("--partition iid dirichlet --alpha 0.5 1 --method a b --pull 2", ""),
         ("--partition label-skew --classes-per-client 2 --no-warm --trials 1", ""),
         ("--base fedprox fedavg --mu 1 --method b --pull 2", "--pull"),
+        ("--method b --pull 0.5 1", "--pull"),
         ("--mu 1 --server-lr=1 --preset two", ""),  # this file's federation may read them
         ("--preset two --method b --pull 0.5", ""),  # the default, in place of the preset's value
-        ("--partition iid --alpha 0.1 0.5", "--alpha"),
     ],
 )
 def test_an_option_without_effect_is_named(words, without_effect, work, capsys):
@@ -416,8 +416,8 @@ def test_what_is_ones_own_may_read_options_that_ours_does_not(work):
     assert {row["setting"] for row in table("mine")} == {"mu=1.0", "mu=2.0"}
     numbers = {"mu", "server_lr"}
 
-    class Mine(bases.FedAvg):
-        pass
+    class Mine:
+        """It inherits nothing."""
 
     def read(federate=fedcl_fgn.federate, **options) -> set[str]:
         script = experiment.Script(federate, ("method",), fedcl_fgn.Config)
@@ -427,12 +427,17 @@ def test_what_is_ones_own_may_read_options_that_ours_does_not(work):
         assert numbers <= read(base="mine")
     assert {*numbers, "p_double", "rounds"} <= read(federate)
     assert not {*numbers, "p_double", "rounds"} & read()
+    with mock.patch.object(fedcl_fgn.Config, "federation", Config.federation):
+        assert {"alpha", "p_double"} <= read(partition="iid")
+    assert "alpha" not in read(federate, partition="iid")
     ordered = fedavg_curriculum.Config(order="mine.py:order")
     assert {*numbers, "rounds"} <= ordered.results_depend_on().keys()
     reliability.write_tiny(work)
-    words = [*reliability.short_run("fedcl_fgn"), "--method=base", "--mu=1", "--out=made"]
+    words = [*reliability.short_run("fedcl_fgn"), "--method=base", "--mu=1", "--partition=iid"]
+    words += ["--alpha", "0.1", "1", "--classes-per-client=3", "--out=made"]
     status, output, _ = reliability.run_line("fedcl_fgn", words)
-    assert status == 0 and "--mu has no effect: no run of this command uses it" in output
+    found = [line.split()[0] for line in output.splitlines() if "has no effect: no run" in line]
+    assert status == 0 and found == ["--alpha", "--classes-per-client", "--mu"]
 
 
 def test_what_only_has_the_name_of_ours_is_not_deleted(work, capsys):

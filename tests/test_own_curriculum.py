@@ -7,6 +7,8 @@ import pytest
 from algorithm_1 import OFF, QUICK, SMALL, command, compare_with_literal, metrics, write_data
 
 import client_curriculum
+import common
+import experiment
 import fedavg_curriculum
 from experiment import figures
 from results.client_curriculum import rivals as client_rivals
@@ -158,6 +160,28 @@ def test_methods_with_and_without_an_own_file_share_an_expert(data, own):
     words += ["--client-score", "mean", "own.py:mean_loss"]
     assert len(launch(client_curriculum, data, own / "run", *words)) == 4
     assert len([*(own / "run/checkpoints").glob("expert*")]) == 1
+
+
+class OwnConfig(fedavg_curriculum.Config):
+    def federation(self, data, streams):
+        return common.Federation(self, data, streams)
+
+
+class OwnScript:
+    """The recipe of examples/README.md."""
+
+    def main(words: list[str]) -> None:
+        script = {"federate": fedavg_curriculum.federate, "name": fedavg_curriculum.name}
+        experiment.main(experiment.Script(compare=("order",), config=OwnConfig, **script), words)
+
+
+def test_a_method_without_a_score_is_trained_once_beside_several(data, own):
+    words = ["--order", "curriculum", "vanilla", "--score", "G", "own.py:loss"]
+    found = launch(OwnScript, data, own / "run", *words)
+    assert (
+        len(found) == 3
+        and found.keys() == launch(fedavg_curriculum, data, own / "2", *words).keys()
+    )
 
 
 # ----------------------------------------------------------------------------------------- faults
