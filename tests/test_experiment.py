@@ -427,6 +427,7 @@ def test_what_is_ones_own_may_read_options_that_ours_does_not(work):
         assert numbers <= read(base="mine")
     assert {*numbers, "p_double", "rounds"} <= read(federate)
     assert not {*numbers, "p_double", "rounds"} & read()
+    assert experiment.Script(federate, ("base",)).title() == "test_experiment.py"
     with mock.patch.object(fedcl_fgn.Config, "federation", Config.federation):
         assert {"alpha", "p_double"} <= read(partition="iid")
     assert "alpha" not in read(federate, partition="iid")
