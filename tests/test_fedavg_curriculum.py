@@ -1,5 +1,6 @@
 """fedavg_curriculum.py against Table 5 in exact arithmetic and a slow, literal Algorithm 1."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -212,6 +213,7 @@ def count_runs(monkeypatch) -> list:
     federate = script.federate
     configs = []
 
+    @functools.wraps(federate)  # a function of a user's own could read more options
     def spy(config, fl, run):
         configs.append(config)
         federate(config, fl, run)
