@@ -153,13 +153,16 @@ def plot_partition(counts: dict, folder: Path, title: str) -> None:
 # ----------------------------------------------------------------------------------------- panels
 
 
-def plot(df: pd.DataFrame, path: Path, panels, draw, note="", height=2.5, shared="xy") -> None:
+def plot(
+    df: pd.DataFrame, path: Path, panels, draw, note="", height=2.5, shared="xy", edge=0.8
+) -> None:
     """Saves a figure: each setting has a panel for each (x, y) of `panels`, below one another.
 
     draw    draws a panel: draw(axis, rows of a setting, x, y, styles)
     note    a line below the title
     height  inches of a panel
     shared  the axes that a panel's settings have in common
+    edge    what ends to the right of this fraction of a panel has its name at the right edge
 
     A figure of more than 24 panels is not made: a line says so.
     """
@@ -196,7 +199,7 @@ def plot(df: pd.DataFrame, path: Path, panels, draw, note="", height=2.5, shared
         title = [df.attrs.get("title", ""), *note.splitlines()]
         lines = [textwrap.fill(line, 95) for line in title if line]
         figure.suptitle("\n".join(lines), fontsize=10)
-        separate_labels(figure)
+        separate_labels(figure, edge)
         figure.savefig(path, dpi=150)
         pyplot.close(figure)
 
@@ -301,10 +304,10 @@ def label_end(axis, name: str, end, color: str) -> None:
     )
 
 
-def separate_labels(figure) -> None:
+def separate_labels(figure, edge: float) -> None:
     """Moves the names of lines up or down, as little as possible, so that none covers another.
 
-    A line that ends far from the right edge has its name there.
+    A line that ends before the fraction `edge` of a panel has its name there.
     """
     from scipy.optimize import isotonic_regression
 
@@ -315,7 +318,7 @@ def separate_labels(figure) -> None:
         gap = 1.3 * figure.dpi * STYLE["font.size"] / 72 / axis.bbox.height
         to_fraction = (axis.transData - axis.transAxes).transform
         ends = np.array([to_fraction(label.xy) for label in axis.texts])
-        is_at_edge = ends[:, 0] > 0.8
+        is_at_edge = ends[:, 0] > edge
         for group in (np.flatnonzero(is_at_edge), np.flatnonzero(~is_at_edge)):
             order = group[np.argsort(ends[group, 1], kind="stable")]
             below = gap * np.arange(len(order))

@@ -34,6 +34,7 @@ from results.client_curriculum import rivals
 from results.fedcl_fgn import clock, compare, criticalfl, rules, selection
 
 draw = compare.plot  # other tests draw nothing
+plot = figures.plot
 
 
 @pytest.fixture(scope="module")
@@ -763,45 +764,39 @@ def test_compare_refuses_what_is_not_comparable(tmp_path, capsys):
 
 
 def test_the_figure_shows_the_gains_over_their_costs(tmp_path, monkeypatch):
-    """The points of both panels. More than 24 panels are not drawn."""
-    figures = []
-
-    def keep(figure, path, **options):
-        figures.append(figure)
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", keep)
+    """A point, its interval and its name in each panel. More than 24 panels are not drawn."""
+    drawn = []
+    monkeypatch.setattr(figures, "plot", plot)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *args, **_: drawn.append(args))
     parts = []
-    for trial in (0, 1):
+    for trial in (0, 1, 2):
+        shift = trial / 100
         parts.append(scripted("fedavg", trial, [1, 2.0], [2, 2]))
-        parts.append(scripted("fedavg size", trial, [2, 5.0 + trial], [2, 2], sent_mb=5.0))
+        parts.append(scripted("fedavg size", trial, [2, 5 + shift], [2, 2], sent_mb=5.0))
+        parts.append(scripted("fedavg loss", trial, [1, 1 - shift], [2, 2], scored=[9, 9]))
+        parts.append(scripted("fedavg oort", trial, [1, 2 + trial % 2], [2, 2], scored=[15, 15]))
     df = pd.concat(parts)
     found = compare.gains(df)
-    draw(found, compare.costs(df), tmp_path / "one.png", "a title")
-    [row] = compare.relative(found, compare.costs(df)).itertuples()
-    points = {}
-    intervals = []
-    for axis in figures[0].axes:
-        for line in axis.lines:
-            x, y = np.array(line.get_data()).tolist()
-            if line.get_label() == "fedavg size":
-                points[axis.get_xlabel()] = (*x, *y)
-            elif line.get_color() != "0.7":  # not the line at 0
-                intervals.append((x, y))
-    assert intervals == [([1, 1], [row.low, row.high])]
-    assert points == {
-        "megabytes / uniform selection's": (2, row.mean),
-        "(samples + scored / 3) / uniform selection's": (1, row.mean),
-    }
-    other = scripted("fedavg loss", 0, [1, 3.0], [2, 2])
-    with_other = pd.concat([df, pd.concat([df, other]).assign(setting="alpha=9")])
-    draw(compare.gains(with_other), compare.costs(with_other), tmp_path / "two.png", "")
-    [legend] = figures.pop().legends  # of both settings, though the first lacks a rule
-    assert {text.get_text() for text in legend.texts} == {"fedavg size", "fedavg loss"}
-    settings = [df.assign(setting=f"alpha={i}") for i in range(13)]
-    for number in (12, 13):
-        many = pd.concat(settings[:number])
+    spent = compare.costs(df)
+    draw(found, spent, tmp_path / "one.png", "a title")
+    rows = found[found.cost == "uploads"].set_index("method")
+    [axis] = drawn[0][0].axes
+    names = {text.get_text(): text for text in axis.texts}
+    assert {*names} == {"size (2.0 x MB)", "loss", "oort"}
+    wanted = {"size": (1, "#0072B2"), "loss": (1.4, "#D55E00"), "oort": (1.8, "0.45")}
+    lines = [np.array(line.get_data()).tolist() for line in axis.lines]
+    for text, label in names.items():
+        name = text.split()[0]
+        row = rows.loc[f"fedavg {name}"]
+        x, color = wanted[name]
+        assert label.xy == pytest.approx((x, row["mean"]))
+        assert label.get_color() == color
+        assert [[x, x], [row.low, row.high]] in lines
+    assert "a title" in drawn[0][0].get_suptitle()
+    for number in (24, 25):
+        many = pd.concat([df.assign(setting=f"alpha={i}") for i in range(number)])
         draw(compare.gains(many), compare.costs(many), tmp_path / "many.png", "")
-    assert [len(figure.axes) for figure in figures] == [2, 24]
+    assert [len(figure.axes) for figure, _ in drawn] == [1, 24]
 
 
 # ---------------------------------------------------------------------------------- criticalfl.py

@@ -30,7 +30,8 @@ UNIFORM = {  # which method spends another one's uploads with uniform selection
     "criticalfl": "constant-criticalfl",
 }
 POINTS = 101  # of the curve, whose mean is taken
-LABELS = {"megabytes": "megabytes", "samples": "(samples + scored / 3)"}
+WORK = "samples trained on + a third of those scored (uniform selection: 1)"
+GAIN = "gain at equal uploads, points"
 FORWARD = 1 / 3  # of the work on a sample in training: scoring has no backward pass
 
 
@@ -212,55 +213,35 @@ def relative(found: pd.DataFrame, spent: pd.DataFrame) -> pd.DataFrame:
 
 
 def plot(found: pd.DataFrame, spent: pd.DataFrame, path: Path, title: str) -> None:
-    """Plots the gain at equal uploads over both costs: two panels for each setting."""
-    from matplotlib import pyplot
+    """Plots the gain at equal uploads over what a method costs: a panel for each setting.
 
-    rows = relative(found, spent)
-    settings = rows.setting.unique()
-    if 2 * len(settings) > figures.PANELS:
-        print(f"{path.name} is not drawn: it would have more than {figures.PANELS} panels")
-        return
-    size = (10, 0.8 + 3.6 * len(settings))
-    figure, axes = pyplot.subplots(
-        len(settings), 2, figsize=size, sharey="row", squeeze=False, layout="constrained"
-    )
-    places = {method: place for place, method in enumerate(rows.method.unique())}
-    handles = {}  # a method may be missing in some settings
-    for panels, setting in zip(axes, settings, strict=True):
-        of_setting = rows[rows.setting == setting]
-        for axis, cost in zip(panels, LABELS, strict=True):
-            draw_gains(axis, of_setting, cost, places)
-        found, methods = panels[0].get_legend_handles_labels()
-        handles |= dict(zip(methods, found, strict=True))
-        name = "" if setting == "-" else f"{setting}\n"
-        panels[0].set_ylabel(f"{name}gain at equal uploads, points")
-    for axis, label in zip(axes[-1], LABELS.values(), strict=True):
-        axis.set_xlabel(f"{label} / uniform selection's")
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
-    note = "means; lines on the right: 95 % intervals"
-    figure.suptitle(f"{title}\n{note}".strip(), fontsize=10)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def draw_gains(axis, rows: pd.DataFrame, cost: str, places: dict[str, int]) -> None:
-    """Draws one panel. `places` decide colours and markers.
-
-    Long intervals are cut, so that means can be told apart. The panel of megabytes has no
-    intervals, because most methods cost the same there.
+    A name says how many times the base's megabytes a method sends and receives, if they differ.
     """
-    axis.axhline(0, color="0.7", linewidth=1)
-    for row in rows.itertuples():
-        place = places[row.method]
-        style = {"color": f"C{place % 10}", "marker": "osD^vP*"[place % 7], "label": row.method}
-        x = getattr(row, cost)
-        axis.plot(x, row.mean, linestyle="", **style)
-        if cost == "samples":
-            axis.plot([x, x], [row.low, row.high], color=style["color"], linewidth=1)
-    means = [0, *rows["mean"]]
-    margin = np.ptp(means) / 2 + 0.5
-    axis.set_ylim(min(means) - margin, max(means) + margin)
-    axis.set_xlim(0, 1.1 * rows[cost].max())
+    rows = relative(found, spent).rename(columns={"samples": WORK, "mean": GAIN})
+    rows.attrs["title"] = title
+    note = (
+        "lines: 95 % intervals. Blue: a decided gain; orange: a decided loss; grey: undecided\n"
+        "(1.5 x MB): megabytes sent and received, as a multiple of uniform selection's"
+    )
+    figures.plot(rows, path, [(WORK, GAIN)], draw_gains, note, height=3.2, shared="", edge=-1)
+
+
+def draw_gains(axis, rows: pd.DataFrame, x: str, y: str, styles) -> None:
+    """Draws each method's gain with its interval, and its name at the right edge."""
+    axis.axhline(0, color="0.5", linewidth=1, zorder=1)
+    for row in rows.to_dict("records"):
+        base, _, _ = row["control"].partition("+")
+        name = row["method"].removeprefix(base).strip(" +")
+        if abs(row["megabytes"] - 1) >= 0.05:
+            name += f" ({row['megabytes']:.1f} x MB)"
+        color = "0.45"
+        if row["holm"] < 0.05:
+            color = figures.COLORS[row[y] < 0]
+        place = (row[x], row[y])
+        axis.plot([row[x], row[x]], [row["low"], row["high"]], color=color, linewidth=1)
+        axis.plot(*place, "o", markersize=4, color=color, zorder=5)
+        figures.label_end(axis, name, place, color)
+    axis.set_xlim(0, 1.05 * rows[x].max())
 
 
 def main(argv=None) -> None:
