@@ -4,8 +4,7 @@ Plots the figure of every script's page from the evidence. Comparisons are means
 95 % intervals, in points of accuracy, next to the published numbers. Colours say which method is
 ahead. If there are many comparisons, a claim that is not at the paper's setting has only one: the
 one in the table of claims.md. fedcl_fgn's figure shows uploads and clients, too. It also plots
-clock.png, the answers of clock.md, and selection.png, if selection.md is there
-(selection_answers.py).
+clock.png, the answers of clock.md, and selection.png, the gains of selection.md.
 """
 
 import argparse
@@ -240,6 +239,4 @@ if __name__ == "__main__":
         draw(script)
     draw_critical_periods()
     draw_clock()
-    rounds = selection_answers.published()
-    if len(rounds):
-        selection_answers.plot(rounds)
+    selection_answers.plot(selection_answers.published())

@@ -619,9 +619,8 @@ def main(argv: list[str]) -> int:
     files = {FOLDER / "differences.csv": differences()}
     for path in pages():
         files[path] = write(path.read_text())
-    rounds = selection_answers.published()
-    if len(rounds):
-        files[FOLDER / "selection.md"] = selection_answers.page(rounds)
+    page = selection_answers.page(selection_answers.published())
+    files[FOLDER / "selection.md"] = page
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         print(path.relative_to(FOLDER.parent))
