@@ -10,6 +10,7 @@ import inspect
 import io
 import pickle
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -96,6 +97,8 @@ def layer_apart(model: Model, data: Data, local: Local) -> str:
     seed_libraries(0)
     if found != (random.random(), np.random.random()):
         raise UsageError("it uses random numbers of Python or NumPy")
+    if first_apart(model, run(model, chunk=1), alone, thetas):
+        raise UsageError("the same training twice gives other weights: what is kept, and where?")
     at_once = run(model, chunk=2)
     is_random = first_apart(model, run(model, chunk=1, seed=1), alone, thetas)
     if is_random:
@@ -120,13 +123,25 @@ def first_apart(model: Model, found: Tensor, wanted: Tensor, begun: Tensor) -> s
 def changed_state(model: Model, data: Data) -> str:
     """Names what a step in training changes in a module, beside theta; "" if nothing is seen.
 
-    A recording keeps the module for the whole run, and a replay runs none of its Python.
+    A recording keeps the module for the whole run, and a replay runs none of its Python. Raises
+    UsageError for what counts samples: short batches are padded.
     """
-    net = model.bind(model.init(0)[None], training=True, grad=True)
-    before = state_of(model, net)
-    net.head(net.features(inputs(data, [0, -1], model.dtype))).sum().backward()
-    after = state_of(model, net)
-    changed = [name for name in after if before.get(name) != after[name]]
+
+    def after(*batches: list[int]) -> dict[str, bytes]:
+        net = model.bind(model.init(0)[None], training=True, grad=True)
+        for samples in batches:
+            seed_libraries(0)
+            net.head(net.features(inputs(data, samples, model.dtype))).sum().backward()
+        return state_of(model, net)
+
+    counting = first_change(after([0, 1, -1], [0, -1]), after([0, -1], [0, -1]))
+    if counting:
+        raise UsageError(f"it counts samples in its {counting}")
+    return first_change(after(), after([0, -1]))
+
+
+def first_change(before: dict, now: dict) -> str:
+    changed = [name for name in now if before.get(name) != now[name]]
     return changed[0].strip(".") if changed else ""
 
 
@@ -148,19 +163,26 @@ def state_of(model: Model, net: nn.Module) -> dict[str, bytes]:
     return state
 
 
-class Places(pickle.Pickler):
-    """Notes functions and classes by their place: Python cannot import those of a user's file."""
+class Names(pickle.Pickler):
+    """Notes what pickle cannot compare: a user's functions and classes by name, tensors by value.
+
+    Of floating-point tensors it notes the shape.
+    """
 
     def persistent_id(self, thing):
-        return id(thing) if isinstance(thing, type) or inspect.isroutine(thing) else None
+        if isinstance(thing, Tensor):
+            values = None if thing.is_floating_point() else thing.tolist()
+            return str(thing.dtype), tuple(thing.shape), values
+        is_code = isinstance(thing, type) or inspect.isroutine(thing)
+        return getattr(thing, "__qualname__", "") if is_code else None
 
 
 def as_bytes(value) -> bytes:
     found = io.BytesIO()
     try:
-        Places(found).dump(value)
+        Names(found).dump(value)
     except (Exception, SystemExit):  # whatever an object of a user's own raises
-        return repr(value).encode()
+        return re.sub("0x[0-9a-f]+", "", repr(value)).encode()  # without its address
     return found.getvalue()
 
 

@@ -19,7 +19,6 @@ from bases import BASES
 from data import DATASETS, PARTITIONS, Data
 from errors import UsageError
 from nets import NETS
-from user_files import is_own
 
 from .costs import Work, price_tag
 from .machine import gpu_fault
@@ -210,8 +209,6 @@ class Config:
     def results_depend_on(self, also: Sequence[str] = ()) -> dict:
         """{name: value} of the options that decide its method's result, with those of `also`."""
         roles = ["", "dealing", "central"]
-        if any(map(is_own, self.flags("").values())):  # a user's function may read more, too
-            also = (*also, "rounds", "mu", "server_lr")
         if "rounds" in also or self.reads_rounds():
             roles.append("length")
         return self.flags(*roles, also=also)

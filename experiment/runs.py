@@ -19,7 +19,7 @@ from common import ADVICE
 from data import Data, load_data
 from errors import NonFiniteError, UsageError, first_line
 from nets import SIDE, seed_libraries, seeded
-from user_files import source_checksum
+from user_files import file_of, is_ours, source_checksum
 
 from .disk import KEPT, TOTALS, damaged, file_name, kept_of, load, save
 from .flags import Config
@@ -152,8 +152,10 @@ class Run:
         identity = self.config.flags("central")
         identity |= {"trial": self.trial, "weights": self.fl.model.size}
         identity |= {option: getattr(self.config, option) for option in read}
-        if self.config.hold_out:  # then who holds a sample decides whether it may be seen
-            identity |= self.config.flags("dealing", also=self.identity)
+        is_dealt_by_us = is_ours(file_of(self.config.federation))
+        if self.config.hold_out or not is_dealt_by_us:  # then they may decide what is seen
+            shared = self.identity.keys() - {*self.script.compare}
+            identity |= self.config.flags("dealing", also=shared)
         path = self.path.with_name(file_name(name, identity))
         identity |= self.conditions | checksums(identity)  # other options' files may differ
         if not on_first_rank(path.exists):

@@ -17,8 +17,8 @@ def waits_for_none(config: Config) -> dict:
     return {}
 
 
-def readable(config: Config, roles: Sequence[str]) -> set[str]:
-    """Returns the options with these roles that a user's own code may read.
+def readable(config: Config) -> set[str]:
+    """Returns the options that a user's own code may read.
 
     What our own `when` says is for our code alone. Options that may name a user's function are left
     out: methods without it would have their names twice.
@@ -29,8 +29,8 @@ def readable(config: Config, roles: Sequence[str]) -> set[str]:
     for name in defaults_of(type(config)):
         about = about_flag(type(config), name)
         when = about["when"]
-        is_word = about["kind"] is str and not about["choices"]
-        if about["role"] in roles and not is_word and (when is None or is_ours(file_of(when))):
+        is_read = about["role"] in ("", "dealing") and (when is None or is_ours(file_of(when)))
+        if is_read and (about["kind"] is not str or about["choices"]):
             found.add(name)
     return found
 
@@ -77,22 +77,22 @@ class Script:
     def results_depend_on(self, config: Config) -> dict:
         """{name: value} of the options that decide the result of a config's method.
 
-        A user's own `federate`, federation or base may read more of them than ours. Those of
-        `compare` are left out: a method that does not use them would have its name twice.
+        A user's own code may read more of them than ours. Those of `compare` are left out: a method
+        that does not use them would have its name twice.
         """
-        roles = self.own_roles(config)
-        if not roles:
+        if self.is_ours(config):
             return config.results_depend_on()
-        return config.results_depend_on(readable(config, roles) - {*self.compare})
+        return config.results_depend_on(readable(config) - {*self.compare})
 
-    def own_roles(self, config: Config) -> list[str]:
-        """Returns the roles of the options that a user's own code may read: none if all is ours."""
-        roles = []
-        if not (is_ours(file_of(self.federate)) and is_ours(file_of(BASES[config.base]))):
-            roles.append("")
-        if not is_ours(file_of(config.federation)):
-            roles += ["", "dealing"]
-        return roles
+    def is_ours(self, config: Config) -> bool:
+        """Whether no code of a user's reads the options: no script, federation, base or function.
+
+        A wrapper counts as a user's.
+        """
+        for part in (self.federate, config.federation, BASES[config.base]):
+            if hasattr(part, "__wrapped__") or not is_ours(file_of(part)):
+                return False
+        return not any(map(is_own, config.flags("").values()))
 
     def title(self) -> str:
         """Returns the name of the script's file. For one of ours the folder stands before it."""

@@ -8,6 +8,7 @@ import ordinary
 import pytest
 import reliability
 import torch
+import torch.nn.functional as F
 import zoo
 from torch import nn
 from zoo_models import ZOO
@@ -145,6 +146,27 @@ class CountsSamples(Counts):
     def forward(self, x):
         self.calls += len(x) - 1
         return super().forward(x)
+
+
+class CountsSamplesLate(Counts):
+    """With a threshold that the comparison of two clients does not reach, and dropout."""
+
+    def forward(self, x):
+        self.calls += len(x) - 1
+        x = F.dropout(super().forward(x), 0.1, self.training)
+        return 2 * x if self.calls > 1000 else x
+
+
+OUTSIDE = {"steps": 0}
+
+
+class CountsOutside(nn.Linear):
+    def __init__(self, columns, side, classes):
+        super().__init__(columns, classes)
+
+    def forward(self, x):
+        OUTSIDE["steps"] += self.training
+        return super().forward(x * (1 + 0.1 * (OUTSIDE["steps"] % 7)))
 
 
 class LeavesOut(Counts):
@@ -325,7 +347,9 @@ def test_each_client_counts_its_own_steps(name, base, decay):
     [
         ("CountsBesideANorm", "table", "changes its 1.calls"),
         ("PythonsRandomNumbers", "table", "random numbers of Python"),
-        ("CountsSamples", "table", "get another weight than each alone"),
+        ("CountsSamples", "table", "counts samples in its calls"),
+        ("CountsSamplesLate", "table", "counts samples in its calls"),
+        ("CountsOutside", "table", "the same training twice gives other weights"),
         ("ClipsGradients", "table", "hooks on gradients"),
     ],
 )

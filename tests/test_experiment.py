@@ -419,9 +419,9 @@ def test_what_is_ones_own_may_read_options_that_ours_does_not(work):
     class Mine:
         """It inherits nothing."""
 
-    def read(federate=fedcl_fgn.federate, **options) -> set[str]:
-        script = experiment.Script(federate, ("method",), fedcl_fgn.Config)
-        return {*script.results_depend_on(fedcl_fgn.Config(**options))}
+    def read(federate=fedcl_fgn.federate, config=fedcl_fgn.Config, **options) -> set[str]:
+        script = experiment.Script(federate, ("method",))
+        return {*script.results_depend_on(config(**options))}
 
     with mock.patch.dict(bases.BASES, mine=Mine):
         assert numbers <= read(base="mine")
@@ -430,9 +430,13 @@ def test_what_is_ones_own_may_read_options_that_ours_does_not(work):
     assert experiment.Script(federate, ("base",)).title() == "test_experiment.py"
     with mock.patch.object(fedcl_fgn.Config, "federation", Config.federation):
         assert {"alpha", "p_double"} <= read(partition="iid")
-    assert "alpha" not in read(federate, partition="iid")
-    ordered = fedavg_curriculum.Config(order="mine.py:order")
-    assert {*numbers, "rounds"} <= ordered.results_depend_on().keys()
+    assert "alpha" in read(federate, partition="iid")
+    assert "alpha" not in read(partition="iid")
+    ordered = {"order": "mine.py:order", "partition": "iid"}
+    read_by_order = read(config=fedavg_curriculum.Config, **ordered)
+    assert {*numbers, "rounds", "alpha", "lr_power"} <= read_by_order
+    wrapper = functools.wraps(fedcl_fgn.federate)(federate)
+    assert {"alpha", "p_double"} <= read(wrapper, partition="iid")
     reliability.write_tiny(work)
     words = [*reliability.short_run("fedcl_fgn"), "--method=base", "--mu=1", "--partition=iid"]
     words += ["--alpha", "0.1", "1", "--classes-per-client=3", "--out=made"]
@@ -779,8 +783,10 @@ def test_progress_counts_every_round_once(work, arm, flags):
         assert {name for name, _, _ in seen} == {str(run)} and seen[-1][1] == 4
 
 
-def test_cached_is_made_once_for_what_it_depends_on(work):
+def test_cached_is_made_once_for_what_it_depends_on(work, monkeypatch):
     calls = []
+    own = Config.federation
+    monkeypatch.setattr(Config, "federation", experiment.Config.federation)
 
     def make():
         calls.append(1)
@@ -797,6 +803,11 @@ def test_cached_is_made_once_for_what_it_depends_on(work):
     a_run("r", hold_out=0.3).cached("expert", make, "pull")
     a_run("r", hold_out=0.3, alpha=5.0).cached("expert", make, "pull")
     assert len(calls) == 6  # who holds a sample decides whether it may be seen
+    monkeypatch.setattr(Config, "federation", own)
+    a_run("r").cached("expert", make, "pull")
+    a_run("r", "b").cached("expert", make, "pull")
+    a_run("r", alpha=5.0).cached("expert", make, "pull")
+    assert len(calls) == 8  # it may read any option
     for path in (work / "r" / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(UsageError, match="damaged"):
