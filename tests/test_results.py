@@ -593,7 +593,7 @@ def test_the_page_of_rules_by_hand(monkeypatch):
     assert "of 6 gains at equal uploads differ from 0" in page
     needed = stdtrit(2, 1 - 0.025 / 6) / np.sqrt(3)
     assert f"a mean of {needed:.1f} standard deviations" in " ".join(page.split())
-    assert {*selection_answers.CAVEATS} == {*rules.RULES, "cl", "criticalfl"} - {"uniform"}
+    assert {*selection_answers.RULES} == {*rules.RULES, "cl", "criticalfl"} - {"uniform"}
     text = test_english.read(page)
     lengths = test_english.sentence_lengths(text)
     assert lengths[int(0.95 * len(lengths))] <= 25

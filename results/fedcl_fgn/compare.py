@@ -230,8 +230,10 @@ def draw_gains(axis, rows: pd.DataFrame, x: str, y: str, styles) -> None:
     """Draws each method's gain with its interval, and its name at the right edge."""
     axis.axhline(0, color="0.5", linewidth=1, zorder=1)
     for row in rows.to_dict("records"):
-        base, _, _ = row["control"].partition("+")
+        base, _, control = row["control"].partition("+")
         name = row["method"].removeprefix(base).strip(" +")
+        if control:
+            name += f" over {control}"
         if abs(row["megabytes"] - 1) >= 0.05:
             name += f" ({row['megabytes']:.1f} x MB)"
         color = "0.45"

@@ -290,7 +290,8 @@ def pace(achieved: list[float]) -> float:
     """Oort's pacer: returns the fraction of the clients that are fast enough.
 
     It begins with 0.3. Whenever the last 20 rounds achieved less utility than the 20 rounds before,
-    it grows by 0.05. The paper has seconds instead. These fractions are the authors' code's.
+    it grows by 0.05. The paper has seconds instead. These fractions are the authors' code's. There
+    it takes a step at most once in 20 rounds, when utility has become level.
     """
     fraction = 0.3
     for R in range(2 * WINDOW, len(achieved) + 1):
@@ -391,7 +392,8 @@ def fedcor(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
     loss falls by alpha_m of its standard deviations. The rule takes the client with the largest
     fall of sum_i p_i loss_i. Given this client, it takes the next, and so on. alpha_m is
     0.95^(turns of client m). Its authors train K further, with new losses of all clients. Here K is
-    as old as the warm-up, which is a quarter of 60 rounds.
+    as old as the warm-up, which is a quarter of 60 rounds. In their code K has rank 15, and only
+    turns since K was last trained count.
     """
     M = len(fl.sizes)
     everything = int(fl.sizes.sum())
@@ -460,8 +462,9 @@ def divfl(fl: common.Federation, state: dict, t: int, n: int) -> Draw:
     This is DivFL (Balakrishnan et al., ICLR 2022). The clients S are to make sum_m min_{i in S}
     ||g_m - g_i|| small. They are taken one by one, each time the client that makes it smallest. g_m
     is client m's mean gradient in its last turn, as in the paper's form without additional
-    messages. Clients that have not taken part come first. The authors' code asks all clients for a
-    gradient before the first round instead. Their other form asks them in every round: it knows
+    messages. In the authors' code it is the gradient at the received model, and clients are
+    weighted by samples. Clients that have not taken part come first. The code asks all clients for
+    a gradient before the first round instead. Their other form asks them in every round: it knows
     more, and sends more.
     """
     rng = fl.streams("divfl", t)
