@@ -63,6 +63,7 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
     best5_pooled                     own_pooled, mean of the five best tests
     rank_correlation                 mean over rounds
     noisy_gap, spearman, auc_*       of results/fedac_art/controls.py
+    log_ratio_*                      of results/fedavg_curriculum/explain.py
     """
     goals = {}
     targets = {}
@@ -97,6 +98,7 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
             values["rounds_to_target"], _ = first_at(run, targets[trial])
         values |= of_multi_phase(run)
         values |= of_clusters(run)
+        values |= of_gradients(run)
         for measure, value in values.items():
             rows.append((*key, measure, value))
     return pd.DataFrame(rows, columns=[*KEYS, "measure", "value"])
@@ -126,6 +128,21 @@ def of_clusters(run: pd.DataFrame) -> dict[str, float]:
     if "auc_loss" in values:
         values["auc_gain"] = values["auc_loss"] - values["auc_size"]
     return values
+
+
+def of_gradients(run: pd.DataFrame) -> dict[str, float]:
+    """Returns the measures of results/fedavg_curriculum/explain.py, if a run has them.
+
+    They are means of log Lambda on easy samples minus log Lambda on hard ones, over the first half
+    of the rounds and over the second.
+    """
+    measured = run.reindex(columns=["lambda_easy", "lambda_hard"]).dropna()
+    if measured.empty:
+        return {}
+    ratio = np.log(measured.lambda_easy / measured.lambda_hard)
+    half = len(ratio) // 2
+    names = ("log_ratio_first_half", "log_ratio_second_half")
+    return dict(zip(names, (ratio[:half].mean(), ratio[half:].mean()), strict=True))
 
 
 def first_at(run: pd.DataFrame, goal: float) -> tuple[float, float]:

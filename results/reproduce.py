@@ -29,6 +29,7 @@ for spread in SPREADS:
     COLUMNS += [f"clock_{spread}", f"waiting_{spread}"]
 COLUMNS += ["clock", "received_mb", "sent_mb", "scored"]  # since 2026-11-28
 COLUMNS += ["noisy_small", "noisy_large", "spearman", "auc_size", "auc_loss"]  # the same
+COLUMNS += ["lambda_easy", "lambda_hard"]  # since 2026-11-29
 
 
 def read_works() -> pd.DataFrame:
