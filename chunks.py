@@ -97,8 +97,11 @@ def layer_apart(model: Model, data: Data, local: Local) -> str:
     seed_libraries(0)
     if found != (random.random(), np.random.random()):
         raise UsageError("it uses random numbers of Python or NumPy")
-    if first_apart(model, run(model, chunk=1), alone, thetas):
+    layer = first_apart(model, run(model, chunk=1), alone, thetas)
+    if layer and model.dtype == torch.float64:
         raise UsageError("the same training twice gives other weights: what is kept, and where?")
+    if layer:
+        return layer
     at_once = run(model, chunk=2)
     is_random = first_apart(model, run(model, chunk=1, seed=1), alone, thetas)
     if is_random:
@@ -124,7 +127,7 @@ def changed_state(model: Model, data: Data) -> str:
     """Names what a step in training changes in a module, beside theta; "" if nothing is seen.
 
     A recording keeps the module for the whole run, and a replay runs none of its Python. Raises
-    UsageError for what counts samples: short batches are padded.
+    UsageError for what goes on counting samples, because short batches are padded.
     """
 
     def after(*batches: list[int]) -> dict[str, bytes]:
@@ -134,10 +137,15 @@ def changed_state(model: Model, data: Data) -> str:
             net.head(net.features(inputs(data, samples, model.dtype))).sum().backward()
         return state_of(model, net)
 
-    counting = first_change(after([0, 1, -1], [0, -1]), after([0, -1], [0, -1]))
-    if counting:
-        raise UsageError(f"it counts samples in its {counting}")
-    return first_change(after(), after([0, -1]))
+    short = [0, -1]
+    full = [0, 1, -1]
+    once = after(full, short)
+    other = after(short, short)
+    again = after(full, short, full, short)  # a cache, or a largest size, is as it was
+    for name in once:
+        if once[name] != other.get(name) and once[name] != again.get(name):
+            raise UsageError(f"its {name.strip('.')} depends on how many samples batches have")
+    return first_change(after(), after(short))
 
 
 def first_change(before: dict, now: dict) -> str:
@@ -166,15 +174,17 @@ def state_of(model: Model, net: nn.Module) -> dict[str, bytes]:
 class Names(pickle.Pickler):
     """Notes what pickle cannot compare: a user's functions and classes by name, tensors by value.
 
-    Of floating-point tensors it notes the shape.
+    Of floating-point and complex tensors it notes the shape.
     """
 
     def persistent_id(self, thing):
         if isinstance(thing, Tensor):
-            values = None if thing.is_floating_point() else thing.tolist()
+            has_whole_numbers = not (thing.is_floating_point() or thing.is_complex())
+            values = thing.detach().cpu().numpy().tobytes() if has_whole_numbers else None
             return str(thing.dtype), tuple(thing.shape), values
-        is_code = isinstance(thing, type) or inspect.isroutine(thing)
-        return getattr(thing, "__qualname__", "") if is_code else None
+        if isinstance(thing, type) or inspect.isroutine(thing):  # a lambda has its code alone
+            return getattr(thing, "__qualname__", ""), id(getattr(thing, "__code__", None))
+        return None
 
 
 def as_bytes(value) -> bytes:

@@ -154,8 +154,8 @@ class Run:
         identity |= {option: getattr(self.config, option) for option in read}
         is_dealt_by_us = is_ours(file_of(self.config.federation))
         if self.config.hold_out or not is_dealt_by_us:  # then they may decide what is seen
-            shared = self.identity.keys() - {*self.script.compare}
-            identity |= self.config.flags("dealing", also=shared)
+            also = () if is_dealt_by_us else self.identity
+            identity |= self.config.flags("dealing", also=also)
         path = self.path.with_name(file_name(name, identity))
         identity |= self.conditions | checksums(identity)  # other options' files may differ
         if not on_first_rank(path.exists):

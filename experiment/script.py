@@ -85,11 +85,11 @@ class Script:
         return config.results_depend_on(readable(config) - {*self.compare})
 
     def is_ours(self, config: Config) -> bool:
-        """Whether no code of a user's reads the options: no script, federation, base or function.
+        """Whether no code of a user's reads the options: no script, Config, base or function.
 
         A wrapper counts as a user's.
         """
-        for part in (self.federate, config.federation, BASES[config.base]):
+        for part in (self.federate, self.config, config.federation, BASES[config.base]):
             if hasattr(part, "__wrapped__") or not is_ours(file_of(part)):
                 return False
         return not any(map(is_own, config.flags("").values()))

@@ -96,9 +96,7 @@ def summarise(rounds: pd.DataFrame) -> pd.DataFrame:
             targets[trial] = values["final"]
         if trial in targets:
             values["rounds_to_target"], _ = first_at(run, targets[trial])
-        values |= of_multi_phase(run)
-        values |= of_clusters(run)
-        values |= of_gradients(run)
+        values |= of_multi_phase(run) | of_clusters(run) | of_gradients(run)
         for measure, value in values.items():
             rows.append((*key, measure, value))
     return pd.DataFrame(rows, columns=[*KEYS, "measure", "value"])

@@ -157,6 +157,76 @@ class CountsSamplesLate(Counts):
         return 2 * x if self.calls > 1000 else x
 
 
+class CountsInATensor(nn.Sequential):
+    """Beside a norm over batches, which takes several passes in a step."""
+
+    def __init__(self, columns, side, classes):
+        linear = TensorCounts(columns, side, classes)
+        super().__init__(nn.BatchNorm1d(columns), linear)
+
+
+class TensorCounts(Counts):
+    def __init__(self, columns, side, classes):
+        super().__init__(columns, side, classes)
+        self.calls = torch.zeros(1, dtype=torch.int64)
+
+
+class Remembers(nn.Linear):
+    """What it keeps counts nothing: a cache by shape, a mask that grows, code, a last shape."""
+
+    def __init__(self, columns, side, classes):
+        super().__init__(columns, classes)
+        self.cache = {}
+        self.mask = torch.ones(0, dtype=torch.bool)
+        self.large = torch.ones(3000, 3000, dtype=torch.bool)
+        self.function = lambda x: x
+        self.thing = object()
+        self.generator = torch.Generator()
+
+    def forward(self, x):
+        if tuple(x.shape) not in self.cache:
+            self.cache[tuple(x.shape)] = torch.ones(x.shape)
+        if len(self.mask) < len(x):
+            self.mask = torch.ones(len(x), dtype=torch.bool)
+        self.last = x.shape
+        return super().forward(self.function(x))
+
+
+class RemembersBesideANorm(nn.Sequential):
+    def __init__(self, columns, side, classes):
+        super().__init__(Keeps(columns), nn.BatchNorm1d(columns), nn.Linear(columns, classes))
+
+
+class Keeps(nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.function = lambda x: x
+        self.thing = Opaque()
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Opaque:
+    """Pickle cannot take it."""
+
+    def __reduce__(self):
+        raise TypeError
+
+
+class Alternates(nn.Linear):
+    """Swaps two functions of one line in each step."""
+
+    def __init__(self, columns, side, classes):
+        super().__init__(columns, classes)
+        self.now, self.then = lambda x: 2 * x, lambda x: 3 * x
+
+    def forward(self, x):
+        if self.training:
+            self.now, self.then = self.then, self.now
+        return super().forward(self.now(x))
+
+
 OUTSIDE = {"steps": 0}
 
 
@@ -339,6 +409,16 @@ def test_each_client_counts_its_own_steps(name, base, decay):
     agree(weights(at_once), weights(federation(name, "table", **flags)))
 
 
+@pytest.mark.parametrize(
+    ("name", "is_recordable"),
+    [("Remembers", False), ("RemembersBesideANorm", True), ("Alternates", False)],
+)
+def test_what_counts_nothing_trains_at_once(name, is_recordable):
+    at_once = federation(name, "table", chunk=2)
+    assert at_once.model.is_recordable == is_recordable
+    agree(weights(at_once), weights(federation(name, "table")))
+
+
 # ------------------------------------------------------------------------------- what is refused
 
 
@@ -347,8 +427,9 @@ def test_each_client_counts_its_own_steps(name, base, decay):
     [
         ("CountsBesideANorm", "table", "changes its 1.calls"),
         ("PythonsRandomNumbers", "table", "random numbers of Python"),
-        ("CountsSamples", "table", "counts samples in its calls"),
-        ("CountsSamplesLate", "table", "counts samples in its calls"),
+        ("CountsSamples", "table", "its calls depends on how many samples"),
+        ("CountsSamplesLate", "table", "its calls depends on how many samples"),
+        ("CountsInATensor", "table", "changes its 1.calls"),
         ("CountsOutside", "table", "the same training twice gives other weights"),
         ("ClipsGradients", "table", "hooks on gradients"),
     ],
