@@ -172,7 +172,7 @@ def state_of(model: Model, net: nn.Module) -> dict[str, bytes]:
 
 
 class Names(pickle.Pickler):
-    """Notes what pickle cannot compare: a user's functions and classes by name, tensors by value.
+    """Notes what pickle cannot compare: functions and classes by name and code, tensors by value.
 
     Of floating-point and complex tensors it notes the shape.
     """

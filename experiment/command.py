@@ -93,7 +93,7 @@ def unused(script: Script, configs: list[Config], argv: list[str]) -> list[str]:
     used = set()
     for config in configs:
         used |= config.flags("length", "free").keys() | script.results_depend_on(config).keys()
-        if not script.is_ours(config):  # a user's code may read these, too
+        if not script.is_all_ours(config):  # a user's code may read these, too
             used |= {*script.compare}
     words = []
     for name, default in defaults_of(script.config).items():

@@ -153,7 +153,7 @@ class Run:
         identity |= {"trial": self.trial, "weights": self.fl.model.size}
         identity |= {option: getattr(self.config, option) for option in read}
         is_dealt_by_us = is_ours(file_of(self.config.federation))
-        if self.config.hold_out or not is_dealt_by_us:  # then they may decide what is seen
+        if self.config.hold_out or not is_dealt_by_us:  # who holds what may decide it
             also = () if is_dealt_by_us else self.identity
             identity |= self.config.flags("dealing", also=also)
         path = self.path.with_name(file_name(name, identity))

@@ -80,11 +80,11 @@ class Script:
         A user's own code may read more of them than ours. Those of `compare` are left out: a method
         that does not use them would have its name twice.
         """
-        if self.is_ours(config):
+        if self.is_all_ours(config):
             return config.results_depend_on()
         return config.results_depend_on(readable(config) - {*self.compare})
 
-    def is_ours(self, config: Config) -> bool:
+    def is_all_ours(self, config: Config) -> bool:
         """Whether no code of a user's reads the options: no script, Config, base or function.
 
         A wrapper counts as a user's.
