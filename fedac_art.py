@@ -54,10 +54,11 @@ from torch import Tensor
 
 import common
 import experiment
+from client_layers import arrange
 from data import IS_TEXT, Data
 from errors import UsageError
 from experiment import figures, flag
-from nets import Model, arrange
+from nets import Model
 from recording import recordable
 
 METHODS = ("fedac", "base")

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from client_layers import gather
 from errors import UsageError
-from nets import Model, gather
+from nets import Model
 
 
 class Stack:

@@ -25,9 +25,9 @@ from data import as_array
 from errors import NonFiniteError, UsageError, first_line, is_of_the_machine
 
 ROOT = Path(__file__).resolve().parent
-OURS = ("bases", "chunks", "common", "data", "errors", "experiment", "nets", "results")
+OURS = ("bases", "chunks", "client_layers", "common", "data", "errors", "experiment", "nets")
 OURS += ("client_curriculum", "fedac_art", "fedavg_curriculum", "fedcl_fgn", "fedcl_gmm_sync")
-OURS += ("recording", "stacks", "training", "user_files")
+OURS += ("recording", "results", "stacks", "training", "user_files")
 
 
 def is_ours(file: str) -> bool:

@@ -1,4 +1,4 @@
-"""nets.py against ordinary torch nets with the same weights, and closed forms."""
+"""The models against ordinary torch nets with the same weights, and layers with closed forms."""
 
 import random
 from unittest import mock
@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from ordinary import ZOO, MoonNet, fill, flatten, normalise, perturb, random_images, random_text
 from torch import nn
 
+import client_layers
 import common
 import nets
+from client_layers import arrange
 from data import from_arrays
 from errors import UsageError
-from nets import arrange, build_model
+from nets import build_model
 from training import Local, squared_gradients, train, train_alone
 
 DOUBLE = torch.float64
@@ -25,9 +27,9 @@ NETS = [(name, "batch") for name in ZOO] + [("fedgen-cnn", "group"), ("resnet9",
 @pytest.fixture
 def products(monkeypatch):
     """In a test with this fixture the CPU computes what a GPU does, and does so at least once."""
-    multiply = mock.Mock(wraps=nets.multiply_patches)
-    monkeypatch.setattr(nets, "multiply_patches", multiply)
-    monkeypatch.setattr(nets, "PRODUCTS_ON", "cpu")
+    multiply = mock.Mock(wraps=client_layers.multiply_patches)
+    monkeypatch.setattr(client_layers, "multiply_patches", multiply)
+    monkeypatch.setattr(client_layers, "PRODUCTS_ON", "cpu")
     yield
     assert multiply.called
 
@@ -42,7 +44,7 @@ def run(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("stride", [1, 2, (2, 1)])
 @pytest.mark.parametrize("padding", [0, 1, (2, 1)])
-@pytest.mark.parametrize("kind", [nets.Conv2d, nets.PooledConv2d])
+@pytest.mark.parametrize("kind", [client_layers.Conv2d, client_layers.PooledConv2d])
 def test_products_of_matrices_are_convolutions(kind, padding, stride, products):
     """Of three clients with 32 channels: values and gradients of torch's own, client by client."""
     torch.manual_seed(0)
@@ -56,7 +58,7 @@ def test_products_of_matrices_are_convolutions(kind, padding, stride, products):
     expected = []
     for images, w, b in zip(x, weight, bias, strict=True):
         y = F.conv2d(images.permute(0, 3, 1, 2), w, b, stride, padding)
-        expected.append(F.max_pool2d(y, 2) if kind is nets.PooledConv2d else y)
+        expected.append(F.max_pool2d(y, 2) if kind is client_layers.PooledConv2d else y)
     expected = torch.stack(expected)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     signs = torch.randn_like(expected)
@@ -101,7 +103,7 @@ def test_products_are_as_exact_as_convolutions(tf32, monkeypatch):
     monkeypatch.setattr(torch, "bmm", spy)
     x = torch.randn(2, 64, 4, 4)
     weight = torch.randn(2, 5, 32, 3, 3, requires_grad=True)
-    nets.multiply_patches(x, weight, (1, 1), (1, 1)).sum().backward()
+    client_layers.multiply_patches(x, weight, (1, 1), (1, 1)).sum().backward()
     assert seen == [tf32, tf32]
     assert matmul.fp32_precision == before and not matmul.allow_tf32
 
@@ -272,7 +274,7 @@ def test_how_many_clients_are_stacked():
 def test_pooling_before_the_bias_changes_no_bit(height, width, training):
     """Rounding is monotone: max(a + b) = max(a) + b. NaN stays, odd edges are left out."""
     torch.manual_seed(0)
-    layer = nets.PooledConv2d(6, 8, 3, padding=1)
+    layer = client_layers.PooledConv2d(6, 8, 3, padding=1)
     x = torch.randn(5, 6, height, width)
     x[1] = 0
     x[2, :, 3, 3] = torch.nan
@@ -289,9 +291,9 @@ def test_pooling_before_the_bias_changes_no_bit(height, width, training):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_stacked_convolutions_are_each_clients_own(channels, is_avx2, monkeypatch):
     """Values and both gradients, with a channel of zeros beside three or without."""
-    monkeypatch.setattr(nets, "IS_AVX2", is_avx2)
+    monkeypatch.setattr(client_layers, "IS_AVX2", is_avx2)
     torch.manual_seed(0)
-    layer = nets.Conv2d(channels, 6, 3, stride=2, padding=1)
+    layer = client_layers.Conv2d(channels, 6, 3, stride=2, padding=1)
     x = torch.randn(4, 5, 9, 8, channels, dtype=DOUBLE, requires_grad=True)
     weight = torch.randn(4, 6, channels, 3, 3, dtype=DOUBLE, requires_grad=True)
     bias = torch.randn(4, 6, dtype=DOUBLE)
@@ -314,14 +316,14 @@ def test_gradients_of_a_batched_linear_map():
     torch.manual_seed(0)
     shapes = ((3, 4, 5), (3, 2, 5), (3, 2))
     arguments = [torch.randn(*shape, dtype=DOUBLE, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(nets.Affine.apply, arguments)
+    assert torch.autograd.gradcheck(client_layers.Affine.apply, arguments)
 
 
 def test_gather_is_indexing():
     samples = torch.arange(60.0).view(5, 3, 4)
     index = torch.tensor([[4, 0, 4], [1, 2, 0]])
-    assert torch.equal(nets.gather(samples, index), samples[index])
-    assert torch.equal(nets.gather(samples, index[0]), samples[index[0]])
+    assert torch.equal(client_layers.gather(samples, index), samples[index])
+    assert torch.equal(client_layers.gather(samples, index[0]), samples[index[0]])
 
 
 # -------------------------------------------------------------------------------- weights as rows

@@ -18,7 +18,7 @@ REFERENCE = (ROOT / "REFERENCE.md").read_text()
 SCRIPTS = ("fedavg_curriculum", "client_curriculum", "fedcl_fgn", "fedcl_gmm_sync", "fedac_art")
 SHORT = ("--rounds", "2", "--trials", "1", "--jobs", "1")
 MODULES = ("bases", "common", "training", "recording", "stacks", "data", "nets", "errors")
-MODULES += ("user_files", "chunks", "experiment")
+MODULES += ("client_layers", "user_files", "chunks", "experiment")
 every_script = pytest.mark.parametrize("script", SCRIPTS)
 
 
@@ -181,13 +181,14 @@ def test_arrows_go_one_way(name):
         "errors": set(),
         "data": {"errors"},
         "user_files": {"data", "errors"},
-        "nets": {"data", "errors", "user_files"},
-        "stacks": {"nets", "errors"},
+        "client_layers": set(),
+        "nets": {"client_layers", "data", "errors", "user_files"},
+        "stacks": {"client_layers", "nets", "errors"},
         "recording": {"stacks", "nets", "errors"},
-        "training": {"recording", "stacks", "data", "nets", "errors"},
+        "training": {"client_layers", "recording", "stacks", "data", "nets", "errors"},
         "bases": {"training", "recording", "data", "nets", "errors"},
         "chunks": {"training", "data", "nets", "errors"},
-        "common": {"bases", "chunks", "training", "data", "nets", "errors"},
+        "common": {"bases", "chunks", "client_layers", "training", "data", "nets", "errors"},
         "experiment": {"bases", "common", "training", "errors", "data", "nets", "user_files"},
     }
     allowed = below.get(name, set(MODULES))
