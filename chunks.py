@@ -11,6 +11,7 @@ import io
 import pickle
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -44,7 +45,7 @@ def check_chunk(model: Model, data: Data, local: Local) -> None:
                 exact = copy.copy(model)
                 exact.dtype = torch.float64
                 layer = layer_apart(exact, data, local)
-            model.is_recordable = not changed
+            model.is_recordable = not (changed or replaces_tensors(model, data))
     except Exception as error:
         if is_of_the_machine(error):
             raise
@@ -133,19 +134,42 @@ def changed_state(model: Model, data: Data) -> str:
     def after(*batches: list[int]) -> dict[str, bytes]:
         net = model.bind(model.init(0)[None], training=True, grad=True)
         for samples in batches:
-            seed_libraries(0)
-            net.head(net.features(inputs(data, samples, model.dtype))).sum().backward()
-        return state_of(model, net)
+            differentiate(net, data, samples, model.dtype)
+        return state_of(net)
 
-    short = [0, -1]
-    full = [0, 1, -1]
-    once = after(full, short)
-    other = after(short, short)
-    again = after(full, short, full, short)  # a cache, or a largest size, is as it was
+    once = after(FULL, SHORT)
+    other = after(SHORT, SHORT)
+    again = after(FULL, SHORT, FULL, SHORT)  # a cache, or a largest size, is as it was
     for name in once:
         if once[name] != other.get(name) and once[name] != again.get(name):
             raise UsageError(f"its {name.strip('.')} depends on how many samples batches have")
-    return first_change(after(), after(short))
+    return first_change(after(), after(SHORT))
+
+
+def replaces_tensors(model: Model, data: Data) -> bool:
+    """Whether a step makes or changes tensors that a module keeps, beside theta.
+
+    A recording would go on with the first ones, or with their memory.
+    """
+    net = model.bind(model.init(0)[None], training=True, grad=True)
+    alive = []  # so that no other tensor gets an id of these
+
+    def after(samples: list[int]) -> list[tuple]:
+        differentiate(net, data, samples, model.dtype)
+        tensors = tensors_of(model, net)
+        alive.append(tensors)
+        return [(id(tensor), tensor._version) for tensor in tensors]
+
+    return after(FULL) != after(SHORT)
+
+
+SHORT = [0, -1]  # the samples of a batch
+FULL = [0, 1, -1]
+
+
+def differentiate(net: nn.Module, data: Data, samples: list[int], dtype: torch.dtype) -> None:
+    seed_libraries(0)
+    net.head(net.features(inputs(data, samples, dtype))).sum().backward()
 
 
 def first_change(before: dict, now: dict) -> str:
@@ -153,32 +177,55 @@ def first_change(before: dict, now: dict) -> str:
     return changed[0].strip(".") if changed else ""
 
 
-def state_of(model: Model, net: nn.Module) -> dict[str, bytes]:
-    """What modules hold in Python and in buffers that theta has not, by name.
+def state_of(net: nn.Module) -> dict[str, bytes]:
+    """What modules hold in Python and in their buffers, by name.
 
-    Floating-point tensors are left out: a pass may keep features. So is how many batches a batch
-    norm has seen, unless it uses this.
+    Floating-point tensors are left out: a pass may keep features.
     """
     state = {}
+    for name, value in held_by(net):
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            state[name], _ = as_bytes(value)
+    return state
+
+
+def tensors_of(model: Model, net: nn.Module) -> list[Tensor]:
+    """The tensors that modules hold in Python and in buffers that theta has not."""
+    found = []
+    for name, value in held_by(net):
+        if f"net.{name}" not in model.shapes:
+            _, tensors = as_bytes(value)
+            found += tensors
+    return found
+
+
+def held_by(net: nn.Module) -> Iterator[tuple[str, object]]:
+    """Yields a name and what stands there, for Python's attributes and buffers of all modules.
+
+    How many batches a batch norm has seen is left out, unless it uses this.
+    """
     for path, module in net.net.named_modules():
         held = {name: vars(module)[name] for name in vars(module).keys() - vars(nn.Module()).keys()}
         held |= dict(module.named_buffers(recurse=False))
         if isinstance(module, BATCH_NORM) and module.momentum is not None:
             held.pop("num_batches_tracked", None)
         for name, value in held.items():
-            if not (isinstance(value, Tensor) and value.is_floating_point()):
-                state[f"{path}.{name}"] = as_bytes(value)
-    return state
+            yield f"{path}.{name}".removeprefix("."), value
 
 
 class Names(pickle.Pickler):
     """Notes what pickle cannot compare: functions and classes by name and code, tensors by value.
 
-    Of floating-point and complex tensors it notes the shape.
+    Of floating-point and complex tensors it notes the shape. All tensors are in `tensors`.
     """
+
+    def __init__(self, file):
+        super().__init__(file)
+        self.tensors = []
 
     def persistent_id(self, thing):
         if isinstance(thing, Tensor):
+            self.tensors.append(thing)
             has_whole_numbers = not (thing.is_floating_point() or thing.is_complex())
             values = thing.detach().cpu().numpy().tobytes() if has_whole_numbers else None
             return str(thing.dtype), tuple(thing.shape), values
@@ -187,13 +234,16 @@ class Names(pickle.Pickler):
         return None
 
 
-def as_bytes(value) -> bytes:
+def as_bytes(value) -> tuple[bytes, list[Tensor]]:
+    """Describes any value, and returns the tensors in it."""
     found = io.BytesIO()
+    names = Names(found)
     try:
-        Names(found).dump(value)
+        names.dump(value)
     except (Exception, SystemExit):  # whatever an object of a user's own raises
-        return re.sub("0x[0-9a-f]+", "", repr(value)).encode()  # without its address
-    return found.getvalue()
+        text = re.sub("0x[0-9a-f]+", "", repr(value))  # without its address
+        return text.encode(), names.tensors
+    return found.getvalue(), names.tensors
 
 
 def in_evaluation(model: Model) -> Model:

@@ -1,7 +1,8 @@
 """Local steps as CUDA graphs: the numbers of `stacks.Stack.run`, sooner on a GPU.
 
 No reader of an algorithm needs this module. Training calls `run`, which gives the same numbers as
-`Stack.run`. If you write a loss, a penalty or an augmentation, see `recordable`.
+`Stack.run`, but for last digits: on a GPU a recorded step has eta in float32. If you write a loss,
+a penalty or an augmentation, see `recordable`.
 
 A GPU finishes most steps sooner than Python describes them. A CUDA graph is described once. A
 replay computes with the numbers that lie at the same places in memory. So a `Recording` has memory
@@ -63,9 +64,18 @@ def run(stack: Stack) -> tuple[Tensor, Tensor]:
     try:
         return run_recorded(stack)
     except RuntimeError as error:
-        warnings.warn(f"training goes on without CUDA graphs: {first_line(error)}", stacklevel=2)
+        KEPT.clear()  # the steps that follow need the memory
+        reason = first_line(cause_of(error))
+        warnings.warn(f"training goes on without CUDA graphs: {reason}", stacklevel=2)
     model.is_recordable = False
     return stack.run()
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Returns the error that came first. Torch raises another one where a failed graph ends."""
+    while error.__context__:
+        error = error.__context__
+    return error
 
 
 def run_recorded(stack: Stack) -> tuple[Tensor, Tensor]:

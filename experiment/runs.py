@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import common
+import recording
 from common import ADVICE
 from data import Data, load_data
 from errors import NonFiniteError, UsageError, first_line
@@ -369,6 +370,7 @@ def train(run: Run, progress: Callable[[str, int, float], None]) -> dict:
             run.rows.append(run.row_of(len(run.rows)) | {"diverged": 1})
         on_first_rank(run.save)  # the others may read it from now on
     vars(run).pop("fl", None)  # its memory
+    recording.KEPT.clear()  # that of its graphs, too
     run.state = {}
     run.report_progress(run.config.rounds)
     return {"rows": run.rows, "diverged": run.diverged}

@@ -192,6 +192,43 @@ class Remembers(nn.Linear):
         return super().forward(self.function(x))
 
 
+class Decays(Counts):
+    """A factor that becomes another tensor in each step. A graph would read the first one."""
+
+    def __init__(self, columns, side, classes):
+        super().__init__(columns, side, classes)
+        self.kept = {"scale": torch.ones(())}
+
+    def forward(self, x):
+        x = nn.Linear.forward(self, x)
+        if self.training:
+            self.kept["scale"] = self.kept["scale"] * 0.9
+            x = x * self.kept["scale"]
+        return x
+
+
+class DecaysInPlace(Decays):
+    """In a graph Python's number would stay."""
+
+    def forward(self, x):
+        x = nn.Linear.forward(self, x)
+        if self.training:
+            self.kept["scale"].mul_(0.9)
+            x = x * float(self.kept["scale"])
+        return x
+
+
+class MasksByLength(Counts):
+    """The mask of another length is made again, and its memory given back."""
+
+    mask = torch.ones(0)
+
+    def forward(self, x):
+        if len(self.mask) != len(x):
+            self.mask = torch.linspace(1, 1, len(x))
+        return nn.Linear.forward(self, x) * self.mask.to(x.dtype)[:, None]
+
+
 class RemembersBesideANorm(nn.Sequential):
     def __init__(self, columns, side, classes):
         super().__init__(Keeps(columns), nn.BatchNorm1d(columns), nn.Linear(columns, classes))
@@ -411,12 +448,21 @@ def test_each_client_counts_its_own_steps(name, base, decay):
 
 @pytest.mark.parametrize(
     ("name", "is_recordable"),
-    [("Remembers", False), ("RemembersBesideANorm", True), ("Alternates", False)],
+    [
+        ("Remembers", False),
+        ("RemembersBesideANorm", True),
+        ("Alternates", False),
+        ("Decays", False),
+        ("DecaysInPlace", False),
+        ("MasksByLength", False),
+        ("Split", True),  # statistics of a norm are written in place
+    ],
 )
 def test_what_counts_nothing_trains_at_once(name, is_recordable):
-    at_once = federation(name, "table", chunk=2)
+    kind = "grey" if name == "Split" else "table"
+    at_once = federation(name, kind, chunk=2)
     assert at_once.model.is_recordable == is_recordable
-    agree(weights(at_once), weights(federation(name, "table")))
+    agree(weights(at_once), weights(federation(name, kind)))
 
 
 # ------------------------------------------------------------------------------- what is refused

@@ -373,6 +373,28 @@ def test_memory_that_ends_in_a_recorded_step_ends_recording_only():
         agree(update, wanted)
 
 
+def test_memory_that_ends_before_a_step_ends_recording_only(monkeypatch):
+    """Of a second recording: the first gives its memory back before training goes on."""
+    data, model, _ = ordinary.prepare("lenet5")
+    rounds = make_rounds("plain", model, data) + make_rounds("momentum", model, data)
+    expected = [train_round(model, *of_round) for of_round in rounds]
+
+    def fail(stack):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    count = len(rounds) // 2
+    with recorded():
+        found = [train_round(model, *of_round) for of_round in rounds[:count]]
+        assert recording.KEPT
+        monkeypatch.setattr(recording, "Recording", fail)
+        with pytest.warns(match="^training goes on without CUDA graphs: CUDA out of memory$"):
+            found.append(train_round(model, *rounds[count]))
+        assert not recording.KEPT
+        found += [train_round(model, *of_round) for of_round in rounds[count + 1 :]]
+    for update, wanted in zip(found, expected, strict=True):
+        agree(update, wanted)
+
+
 # ---------------------------------------------------------------------- which recording is taken
 
 
