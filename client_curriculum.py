@@ -11,15 +11,18 @@ all M are ranked again. A run has U client updates. g grows from b M to M over t
 them. The clients may also use the data curriculum (Algorithm 1), so there are four methods.
 
 How this differs from the paper, and why:
-- Here a client's samples of a class begin where the previous client's end. In Algorithm 2 the
-  cumsum begins one client later, so the last client would get samples that do not exist.
+- The data curriculum differs from Algorithm 1 as in fedavg_curriculum.py.
+- Client i's block of N_ic samples of class c begins where the block of client i - 1 ends. In
+  Algorithm 2 the cumsum begins one client later, so the last client would get samples that do not
+  exist.
 - --f-ord may be 0, as in the paper's figures. Its default is 1, where clients differ most. The
   preset of Figure 7 follows the authors' notebooks: FedProx, score E, --f-ord 0.9.
-- Consistency is the standard deviation of the raw loss inside a client. With scores that sum to 1
-  it could not reach the paper's 0.5. The paper's 0.01 for IID clients needs --no-stratify.
-- Every round has K clients. If fewer of the pool are left, they begin the next round and go to the
-  end of the next pool. So no round has a client twice. With short rounds the paper's setting would
-  take 109 rounds, not 100.
+- Consistency is measured by the standard deviation of the raw loss inside a client: a small one is
+  high consistency. With scores that sum to 1 it could not reach the paper's 0.5. The paper's 0.01
+  for IID clients needs --no-stratify.
+- Every round has K clients. If fewer are left, they take part first in the next round, before a new
+  pool. If they are in this pool, too, they come last in it. So no round has a client twice. With
+  short rounds the paper's setting would take 109 rounds, not 100.
 - The paper does not say when clients are ranked again, nor in what its g counts time.
 - The pool never has fewer than K clients.
 - By default vanilla clients take part in turn, as in the authors' code. Algorithm 1 selects K at
@@ -27,19 +30,23 @@ How this differs from the paper, and why:
   With clients in turn only order and pacing differ.
 - All methods have the same partition. In the authors' code both orders seem to be paced in Figures
   4 and 5, with score E. So their random bar is one run of both orders, the same in both figures,
-  and Figure 5's control is fair. The presets pace one order, and Figure 5 has score G. Name both
-  orders and the score for theirs. `random` selects a new random pool at each ranking.
+  and Figure 5's control is fair. The presets pace one order, and Figure 5 has score G. Theirs is
+  --client-order curriculum random --data-order curriculum random --score E.
+- `random` selects a new random pool whenever fewer than K clients are left.
 - The pacing functions are corrected. In the paper (Table 5) linear, quadratic and root end at
   N + (N - 1) b. There step ends at N + N b, and the exponential is N at once.
 - Clients and samples are sorted by ascending loss. The paper sorts by descending score 1 / loss,
   which is the same order.
 - If a pass over the admitted samples ends within a batch, the next pass fills it. All batches are
-  full, so a client's T steps may be a little more than E epochs.
+  full (of N if N < B), so a client's T steps may be a little more than E epochs.
 - The expert is an oracle: it has seen all training data, so score E and Algorithm 2 cannot be used
   in practice. By default it is trained as a client is. The paper does not state how, which decides
-  the consistency. The presets follow the authors' script (--expert-recipe authors). Then the
-  consistency on IID CIFAR-10 is 0.48, and the paper has 0.52.
+  the consistency. The presets follow the authors' script (--expert-recipe authors). On IID CIFAR-10
+  with --f-ord 0 the deviation inside a client is then 0.48, and the paper has 0.52.
 - Scoring does not count in `samples`. In `clock` only the numbers count that clients send back.
+
+Names: M is K in the paper's Section 4.2, where g(u) is K^(t) and L_m is L_k. Here K clients take
+part in a round.
 """
 
 import math
@@ -315,7 +322,8 @@ def smoothed_loss(out: training.Output) -> torch.Tensor:
     """Returns the mean cross-entropy (K,) with label smoothing 0.1.
 
     Its gradient is ten times as large in the last layer, which has ten times the learning rate in
-    the authors' script. A user's own model has no such layer here.
+    the authors' script. There its weight decay is ten times as large, too. A user's own model has
+    no such layer here.
     """
     alone = out.net.head(out.features.detach())  # its gradient reaches the last layer only
     logits = out.logits + 9 * (alone - alone.detach())
@@ -391,7 +399,7 @@ def score_clients(
 
 
 def score_samples(
-    config, order: str, fl, state: dict, clients, expert_losses, own_score=None
+    config, order: str, fl, state: dict, clients, expert_losses, own_score
 ) -> list[np.ndarray]:
     """Returns the difficulties (N,) of each client's samples.
 
@@ -499,8 +507,8 @@ def hard_first(fl: common.Federation, t: int, m: int, difficulty, g: np.ndarray,
 def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
     """Returns g(step): how many of N samples are admitted at a step of T (Table 5, corrected).
 
-    It is in [1, N], and grows from b N to N in the first a T steps. Raises ValueError for an
-    unknown family.
+    For clients, N is M, and T is how many updates a run has. g is in [1, N], and grows from b N to
+    N in the first a T steps. Raises ValueError for an unknown family.
     """
     x = 1.0  # the fraction of these steps that is over
     if step < a * T:

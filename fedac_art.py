@@ -4,8 +4,8 @@ This is FedAC, the curriculum of "Clustering-based Curriculum Construction for S
 Federated Learning" (Qi et al., CICAI 2022, https://doi.org/10.1007/978-3-031-20503-3_13).
 plain/fedac_art.py explains it, with FedAvg, in one file.
 
-Before training, every client clusters its own images, class by class, with Fuzzy ART. The samples
-of small clusters, P1, are hard or noisy. The samples of large clusters, P2, are easy. In the
+Before training, every client clusters its own images, class by class, with Fuzzy ART. To the paper
+the samples of small clusters, P1, are hard or noisy, and those of large clusters, P2, easy. In the
 cross-entropy P1 has the weight 0.5 and P2 the weight 1. These weights are the curriculum. They stay
 the same in all rounds. --base says how clients train and what is averaged. In the paper it is
 fedavg, fedprox, moon, or solo, where nothing is averaged. The weights multiply the cross-entropy
@@ -17,8 +17,8 @@ How this differs from the paper, and why:
 - Fuzzy ART clusters pixels. The paper says "multi-channel clustering" of "similar features", and no
   more. results/fedac_art/controls.py compares pixels with features.
 - The paper gives neither alpha of Eq. 2 nor beta of Eq. 3. Here they are 0.01 and 1.
-- The paper gives no rho. Here it is 0.35, and 0.6 for grey images, which gives clusters of 8 to 20
-  samples.
+- The paper gives no rho. Here it is 0.35, and 0.6 for grey images. Clusters then have 7 to 10
+  samples on average, and fewer in small clients.
 - The paper gives no T, the size below which a cluster is small. Here T is a client's median: at
   least half of its samples are in clusters of T samples or more.
 - The paper gives no weights: 0.5 and 1 are our choice. It gives no momentum either: the momentum is
@@ -27,8 +27,8 @@ How this differs from the paper, and why:
   Here they are sums divided by the batch size, and the weights are divided by their mean over the
   client. So they do not change the size of the steps. With --reduction group L_1 and L_2 are means
   over P1 and over P2, and the weights are divided by alpha + beta.
-- P1 is hard and P2 easy, as in Eq. 5 and Section 1. Eqs. 6 and 7 say the opposite. Exchange
-  --w-small and --w-large to try it.
+- P1 are the small clusters (Eq. 5), which are hard by Section 1. By the text of Eqs. 6 and 7 they
+  are easy. Exchange --w-small and --w-large to try it.
 - SimpleCNN is as in MOON's code: convolutions of 5x5 with 6 and 16 channels, then 120, 84 and C
   outputs. The text says 3 convolutions and 2 linear layers.
 - The paper names no augmentation, and the default is none. --augment crop-flip is as in MOON's
@@ -36,10 +36,14 @@ How this differs from the paper, and why:
 - SOLO's 100 local epochs are spread over the rounds, and momentum begins at 0 in each. Each
   client's model is tested on the whole test set. SOLO's accuracy is the mean. The paper does not
   say how it tests.
-- FedProx has mu = 0.001. MOON has mu = 5, and 1 on CIFAR-100. The paper refers to "the
-  corresponding papers", which choose from several.
+- FedProx has mu = 0.001. MOON has mu = 5, and 1 in the preset on CIFAR-100. The paper refers to
+  "the corresponding papers", which choose from several.
+- The batch size is 64. The paper selects it from 64 and 128 (--preset batch).
 - MOON trains a model with a projection head. The other bases do so only with --projection.
 - Table 2 does not name the base of "FedAC(our)", and Table 3 lacks FedAvg. We take FedAvg for it.
+
+Names: --art-alpha is alpha of Eq. 2, and --art-beta is beta of Eq. 3. --w-small and --w-large are
+alpha and beta of Eq. 8. --alpha is beta of Dir(beta).
 """
 
 import re
@@ -197,7 +201,7 @@ def generate_curriculum(config: Config, fl: common.Federation) -> np.ndarray:
 
 
 def vigilance(config: Config, data: Data) -> float:
-    """Returns rho: --rho, or a value that gives clusters of 8 to 20 samples.
+    """Returns rho: --rho, or a value that gives clusters of 7 to 10 samples on average.
 
     It is larger for grey images, because their black backgrounds match.
     """
@@ -229,7 +233,7 @@ def cluster_client(
 
     y (n,) are the labels. x (n, d), rho, alpha and beta are as in `fuzzy_art`. Each class is
     clustered separately. Fuzzy ART meets the samples in a random order, on which the clusters
-    depend. rng is np.random.default_rng(seed).
+    depend. rng is a generator such as np.random.default_rng(0).
     """
     clusters = np.zeros(len(y), dtype=int)
     order = rng.permutation(len(y))
@@ -299,7 +303,7 @@ def small_clusters(clusters: np.ndarray, quantile: float) -> np.ndarray:
 
     The rest is P2. clusters (n,) holds the cluster of each sample. T is the quantile, over the
     samples, of the size of a sample's cluster. It is the smallest size such that more than this
-    fraction of the samples are in clusters of at most this size.
+    fraction of the samples are in clusters of at most this size (the largest size if it is 1).
     """
     n = len(clusters)
     sizes = np.bincount(clusters)[clusters]

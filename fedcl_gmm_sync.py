@@ -2,26 +2,32 @@
 
 This is FedCL, Algorithm 1 of "FedCL: Federated Multi-Phase Curriculum Learning to Synchronously
 Correlate User Heterogeneity" (Wang, Guo and Jia, IEEE TAI 2023, https://arxiv.org/abs/2211.07248),
-and its six baselines. plain/fedcl_gmm_sync.py explains FedCL and FedAvg in one file.
+and its six baselines. plain/fedcl_gmm_sync.py explains FedCL and FedAvg in one file. The method of
+fedcl_fgn.py is another paper's, and is also called FedCL.
 
 Clients train on a confidence-aware loss. They send their models and a Gaussian mixture of their
 samples' difficulty scores. The server takes random scores from all mixtures: the pool. It trains a
 generator of features for a label and a difficulty. A client is frozen if more than a fraction v of
-its random scores is at most beta_T, the T-quantile of the pool. It then waits, and its model is
-still averaged. When all are frozen, the next T begins for all.
+its random scores is at most beta_T, the T-quantile of the pool. So a client passes by being ahead
+of the others, and not by reaching a fixed loss. It then waits, and its model is still averaged.
+When all are frozen, the next T begins for all.
 
 Here theta are the weights of the model, omega in the paper. G is the generator, theta in the paper.
 r_k are client k's random scores, N_k in the paper. M is the number of all clients, K in the paper;
-here K is the number in a round. In the code m is a client, ce is l, and s* is sigma_i.
+here K is the number in a round. In the code m is a client, ce is l, and s* is sigma_i. The paper's
+T is also the number of local steps (--local-steps).
 
 How this differs from the paper, and why:
 - A phase lasts at most ceil(rounds / Z) rounds, where Z is the number of phases. One check can pass
   fewer than T M / v of all M clients. For example, at v = 0.7 and T = 0.6 at most 17 of 20 clients
   pass. So phases with T <= v might never end.
+- A phase ends when all are frozen (line 3). Section V-B says 80 %: --phase-quorum 0.8. The
+  "Completed Threshold" of Table I, 80 %, is read as v.
 - Algorithm 1 ends after its last phase. Here all clients train on to the last round, so that all
   methods take as many rounds.
 - S falls, as in Section IV-C: only then has a client that passes one T passed all T before it. The
-  default is Table VI's best S, with its v. Table I has another one (--preset table1).
+  default is Table VI's best S, with its v. Table I has another one (--preset table1), and so has
+  the text of Section V-B: 0.3, 0.5, 0.7 and v = 0.6.
 - The confidence s* (Castells et al., 2020) is the local minimum of Eq. 7. It is e where there is no
   minimum. At the published tau = 10 and lambda = 0.5 it is e for every loss below 9.63. There
   FedCL's loss is cross-entropy at e times the learning rate.
@@ -31,8 +37,9 @@ How this differs from the paper, and why:
   clients that are not frozen.
 - p(y) and the pool leave out clients that have not trained yet: they have sent nothing. The paper
   begins with uniform p(y) and beta. c_k counts the labels in the batches of a client's last round
-  (line 10). Eq. 15 counts all its samples. Batches are full: the rest of a pass over the samples is
-  left out.
+  (line 10). Eq. 15 has the fraction of each label among all of its samples. So both weigh clients
+  equally, unless one has fewer than B samples. Batches are full: the rest of a pass over the
+  samples is left out.
 - The pool beta (line 18) is made before the generator learns (line 17), so both belong to this
   round. In the first round the generator has learnt nothing, and there are no features.
 - Lines 19 and 21 each sample the mixtures. Here the same scores make the pool and are compared with
@@ -49,8 +56,8 @@ How this differs from the paper, and why:
   the round count with the model that was sent. FedDistill's Q is the mean over the clients of the
   logits that each has sent last.
 - By default the clients hold all of the training set. In the presets they hold half, as in the
-  paper. The presets' EMNIST is the letters, as in FedGen. The paper's counts are of emnist-byclass.
-  A client of CelebA is one celebrity, which the paper's clients are not.
+  paper, except of CelebA. The presets' EMNIST is the letters, as in FedGen. The paper's counts are
+  of emnist-byclass. A client of CelebA is one celebrity, which the paper's clients are not.
 - Accuracy is measured on the whole test set, after the last round and as the mean of the last ten.
   The authors' code asks each client for all test samples of its labels, and pools these over
   clients. This is the column own_pooled. Then their code averages the five best rounds.
@@ -251,7 +258,7 @@ def begin() -> dict:
 
 
 def select_unfrozen(config, fl, t: int, frozen) -> np.ndarray:
-    """Returns the first unfrozen clients in the round's random order.
+    """Returns the first K unfrozen clients in the round's random order, or fewer if fewer are left.
 
     fl.select uses the same order, up to M = 10,000.
     """
@@ -272,11 +279,11 @@ def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
         rng = fl.streams("batches", t, m)
         shard = fl.shards[m]
         size = min(B, len(shard))
+        full = len(shard) // size * size
         batches = []
         while len(batches) < steps:
-            order = rng.permutation(shard)
-            full = len(shard) // size * size
-            batches += list(order[:full].reshape(-1, size))
+            order = rng.permutation(shard)[:full]
+            batches += list(order.reshape(-1, size))
         schedule = np.full((steps, B), -1)
         schedule[:, :size] = batches[:steps]
         schedules.append(schedule)
@@ -285,11 +292,11 @@ def draw_batches(config, fl, t: int, clients: np.ndarray) -> list[np.ndarray]:
 
 def local_objective(config, fl, state: dict, t: int, clients: np.ndarray) -> dict:
     """Returns what `fl.train` takes to minimise J (Eq. 19). Part two waits until G has learnt."""
-    numbers = (config.method, config.tau, config.lam)
-    changes = {"lr": config.lr, "loss": functools.partial(loss_of_samples, *numbers)}
+    constants = (config.method, config.tau, config.lam)
+    changes = {"lr": config.lr, "loss": functools.partial(loss_of_samples, *constants)}
     if state["generator"]:
         changes["per_step"] = generate(config, fl, state, t, clients)  # comes as out.extra
-        changes["penalty"] = functools.partial(loss_of_features, *numbers)
+        changes["penalty"] = functools.partial(loss_of_features, *constants)
     return changes
 
 
@@ -322,10 +329,10 @@ def loss_of(method: str, tau: float, lam: float, ce: Tensor) -> Tensor:
 def confidence_loss(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
     """Returns l_cl (Eq. 7) of samples with cross-entropy ce, of any shape.
 
-    ce has an entry for each sample: take the mean of l_cl, not of ce. lam is above 0. The
-    derivative of l_cl in ce is s*. At the paper's tau = 10 and lam = 0.5, l_cl is e (ce - 10) + 0.5
-    for every ce below 9.63. So it is negative there, and trains as cross-entropy at e times the
-    learning rate.
+    ce has an entry for each sample. Average the result: the mean of ce would have one confidence
+    for the whole batch. lam is above 0. The derivative of l_cl in ce is s*. At the paper's tau = 10
+    and lam = 0.5, l_cl is e (ce - 10) + 0.5 for every ce below 9.63. So it is negative there, and
+    trains as cross-entropy at e times the learning rate.
     """
     s = confidence(ce, tau, lam)
     score = (ce - tau) * s  # Eq. 6
@@ -416,7 +423,7 @@ def difficulty(ce: torch.Tensor, tau: float, lam: float) -> torch.Tensor:
 
 
 def mixture(scores: np.ndarray, seed: int, L: int = 3) -> list[list[float]]:
-    """Returns alpha, mu, sigma^2 of at most L Gaussians for scores (n,): equal lists (Eq. 12).
+    """Returns alpha, mu, sigma^2 of at most L Gaussians for scores (n,): three lists (Eq. 12).
 
     Raises ValueError if there is no score, or one is not finite.
     """
@@ -451,7 +458,7 @@ def sample_mixtures(fl, mixtures: dict, t: int) -> dict[int, np.ndarray]:
 def draw_scores(mixture: list, n: int, rng: np.random.Generator) -> np.ndarray:
     """Returns n random scores from the Gaussian mixture (alpha, mu, sigma^2).
 
-    rng is np.random.default_rng(seed).
+    rng is a generator such as np.random.default_rng(0).
     """
     alpha, mu, variance = np.array(mixture)
     which = rng.choice(len(alpha), n, p=alpha / alpha.sum())

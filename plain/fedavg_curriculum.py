@@ -4,10 +4,10 @@ Read this after fedcl_fgn.py, which explains FedAvg. It is Algorithm 1 of "When 
 Federated Learning?" (Vahidian et al., ICCV 2023, https://arxiv.org/abs/2212.12712). To get results
 run ../fedavg_curriculum.py, which lists the differences from the paper.
 
-With a curriculum each client learns from its easiest samples first. Why it should help: the
-clients' data differ, so their models move apart as they train. Easy samples vary less, so the
-clients' easy samples resemble each other. A curriculum begins with these, and adds the samples on
-which clients disagree only later.
+With a curriculum each client learns from its easiest samples first. The paper's reason: clients
+differ, so their models move apart as they train. Easy samples of different clients resemble each
+other. So a curriculum begins with these, and adds the samples on which clients disagree only later.
+(We measured the opposite: results/claims.md, A13.)
 
     in each round t = 0, 1, ..
         the server sends theta to K of the M clients, selected at random

@@ -9,7 +9,7 @@ In federated learning M clients keep their data, and a server owns a model. In e
 sends the model's weights theta to n clients. Each of them trains on its own samples and sends its
 weights back, and the server averages them (FedAvg). FedCL chooses n.
 
-Why it should help: what a model misses in a critical learning period, early in training, it never
+The paper's reason: what a model misses in a critical learning period, early in training, it never
 learns later. So this is when many clients should take part. A step of SGD lowers the loss by about
 eta ||g||^2, where g is the gradient. The mean of this number over clients is FGN, the federated
 gradient norm. While FGN grows, the model learns faster and faster, and the period is critical.

@@ -6,8 +6,8 @@ https://arxiv.org/abs/2211.07248). To get results run ../fedcl_gmm_sync.py, whic
 differences from the paper. This file has two lessons. Each adds something to FedAvg.
 
 Lesson 1: phases. Clients with different data do not learn equally fast, so their models drift
-apart. A client that has reached the goal of a phase is frozen: it waits for the others. The next
-goal is harder. Progress is measured by difficulty, made from a sample's cross-entropy l:
+apart. A client that is ahead of the others in a phase is frozen: it waits for them. In the next
+phase it must be further ahead. Progress is measured by difficulty, from a sample's cross-entropy l:
 
     b     = (l - tau) / lambda
     s     = exp(-W(b / 2)), but e where b <= -2 / e     confidence; W(u) exp(W(u)) = u (Lambert)
