@@ -158,9 +158,14 @@ def replaces_tensors(model: Model, data: Data) -> bool:
         differentiate(net, data, samples, model.dtype)
         tensors = tensors_of(model, net)
         alive.append(tensors)
-        return [(id(tensor), tensor._version) for tensor in tensors]
+        return [(id(tensor), version(tensor)) for tensor in tensors]
 
     return after(FULL) != after(SHORT)
+
+
+def version(tensor: Tensor) -> int:
+    """How many times it was changed in place. Inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 SHORT = [0, -1]  # the samples of a batch
@@ -216,7 +221,8 @@ def held_by(net: nn.Module) -> Iterator[tuple[str, object]]:
 class Names(pickle.Pickler):
     """Notes what pickle cannot compare: functions and classes by name and code, tensors by value.
 
-    Of floating-point and complex tensors it notes the shape. All tensors are in `tensors`.
+    Of floating-point and complex tensors it notes the shape. `tensors` holds all that it finds. It
+    does not find those of closures, nor those behind something that pickle cannot take.
     """
 
     def __init__(self, file):
@@ -235,7 +241,7 @@ class Names(pickle.Pickler):
 
 
 def as_bytes(value) -> tuple[bytes, list[Tensor]]:
-    """Describes any value, and returns the tensors in it."""
+    """Describes any value, and returns the tensors that are found in it."""
     found = io.BytesIO()
     names = Names(found)
     try:

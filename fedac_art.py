@@ -18,7 +18,7 @@ How this differs from the paper, and why:
   more. results/fedac_art/controls.py compares pixels with features.
 - The paper gives neither alpha of Eq. 2 nor beta of Eq. 3. Here they are 0.01 and 1.
 - The paper gives no rho. Here it is 0.35, and 0.6 for grey images. Clusters then have 7 to 10
-  samples on average, and fewer in small clients.
+  samples on average, and about 20 on MNIST.
 - The paper gives no T, the size below which a cluster is small. Here T is a client's median: at
   least half of its samples are in clusters of T samples or more.
 - The paper gives no weights: 0.5 and 1 are our choice. It gives no momentum either: the momentum is
@@ -201,7 +201,7 @@ def generate_curriculum(config: Config, fl: common.Federation) -> np.ndarray:
 
 
 def vigilance(config: Config, data: Data) -> float:
-    """Returns rho: --rho, or a value that gives clusters of 7 to 10 samples on average.
+    """Returns rho: --rho, or a value that gives clusters of 7 to 20 samples on average.
 
     It is larger for grey images, because their black backgrounds match.
     """

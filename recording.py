@@ -65,17 +65,11 @@ def run(stack: Stack) -> tuple[Tensor, Tensor]:
         return run_recorded(stack)
     except RuntimeError as error:
         KEPT.clear()  # the steps that follow need the memory
-        reason = first_line(cause_of(error))
-        warnings.warn(f"training goes on without CUDA graphs: {reason}", stacklevel=2)
+        if isinstance(error.__context__, UsageError):
+            error = error.__context__  # torch raises another one where a failed graph ends
+        warnings.warn(f"training goes on without CUDA graphs: {first_line(error)}", stacklevel=2)
     model.is_recordable = False
     return stack.run()
-
-
-def cause_of(error: BaseException) -> BaseException:
-    """Returns the error that came first. Torch raises another one where a failed graph ends."""
-    while error.__context__:
-        error = error.__context__
-    return error
 
 
 def run_recorded(stack: Stack) -> tuple[Tensor, Tensor]:

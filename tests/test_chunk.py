@@ -218,6 +218,16 @@ class DecaysInPlace(Decays):
         return x
 
 
+class KeepsAnInferenceTensor(Counts):
+    def __init__(self, columns, side, classes):
+        super().__init__(columns, side, classes)
+        with torch.inference_mode():
+            self.cache = {"shape": torch.ones(2)}
+
+    def forward(self, x):
+        return nn.Linear.forward(self, x)
+
+
 class MasksByLength(Counts):
     """The mask of another length is made again, and its memory given back."""
 
@@ -455,6 +465,7 @@ def test_each_client_counts_its_own_steps(name, base, decay):
         ("Decays", False),
         ("DecaysInPlace", False),
         ("MasksByLength", False),
+        ("KeepsAnInferenceTensor", True),
         ("Split", True),  # statistics of a norm are written in place
     ],
 )

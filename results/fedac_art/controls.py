@@ -43,7 +43,7 @@ from experiment import flag
 from nets import Model
 
 ARMS = ("fedac", "base", "random-groups", "random-classes")
-RHO = {"pixels": 0.35, "pooled": 0.4, "encoder": 0.7}  # for clusters of 8 to 20 samples
+RHO = {"pixels": 0.35, "pooled": 0.4, "encoder": 0.7}  # for clusters of 7 to 20 samples
 
 
 def is_encoder(config) -> bool:
@@ -174,7 +174,7 @@ def cluster_clients(
 
 
 def vigilance(config: Config, data: Data) -> float:
-    """Returns rho, by default for clusters of 8 to 20 samples. Black backgrounds always match."""
+    """Returns rho, by default for clusters of 7 to 20 samples. Black backgrounds always match."""
     if config.rho >= 0:
         return config.rho
     is_grey = data.x_train.shape[-1] == 1
