@@ -507,8 +507,8 @@ def hard_first(fl: common.Federation, t: int, m: int, difficulty, g: np.ndarray,
 def pacing(family: str, step: int, T: int, N: int, a: float, b: float) -> int:
     """Returns g(step): how many of N samples are admitted at a step of T (Table 5, corrected).
 
-    For clients, N is M, and T is how many updates a run has. g is in [1, N], and grows from b N to
-    N in the first a T steps. Raises ValueError for an unknown family.
+    It is in [1, N], and grows from b N to N in the first a T steps. Raises ValueError for an
+    unknown family.
     """
     x = 1.0  # the fraction of these steps that is over
     if step < a * T:
