@@ -142,7 +142,7 @@ def changed_state(model: Model, data: Data) -> str:
     again = after(FULL, SHORT, FULL, SHORT)  # a cache, or a largest size, is as it was
     for name in once:
         if once[name] != other.get(name) and once[name] != again.get(name):
-            raise UsageError(f"its {name.strip('.')} depends on how many samples batches have")
+            raise UsageError(f"its {name} depends on how many samples batches have")
     return first_change(after(), after(SHORT))
 
 
@@ -179,7 +179,7 @@ def differentiate(net: nn.Module, data: Data, samples: list[int], dtype: torch.d
 
 def first_change(before: dict, now: dict) -> str:
     changed = [name for name in now if before.get(name) != now[name]]
-    return changed[0].strip(".") if changed else ""
+    return changed[0] if changed else ""
 
 
 def state_of(net: nn.Module) -> dict[str, bytes]:

@@ -373,6 +373,17 @@ def test_memory_that_ends_in_a_recorded_step_ends_recording_only():
         agree(update, wanted)
 
 
+def test_a_warning_names_what_a_model_did_and_not_how_its_graph_ended():
+    data, model, _ = ordinary.prepare("lenet5")
+    of_round = make_rounds("plain", model, data)[0]
+    of_round[3].loss = failing
+    error = RuntimeError("a previous error during capture")
+    error.__context__ = UsageError("mine.py, line 3")
+    AHEAD[:] = [error]
+    with recorded(), pytest.warns(match="^training goes on without CUDA graphs: mine.py, line 3$"):
+        train_round(model, *of_round)
+
+
 def test_memory_that_ends_before_a_step_ends_recording_only(monkeypatch):
     """Of a second recording: the first gives its memory back before training goes on."""
     data, model, _ = ordinary.prepare("lenet5")
