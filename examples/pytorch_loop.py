@@ -34,13 +34,12 @@ def train_client(net, x, y, weights, rng, methods) -> float:
     n = len(y)
     T = EPOCHS * math.ceil(n / B)
     difficulty = np.zeros(n)
-    admitted = n
     if "samples" in methods:  # 1: small losses of the received model are easy
         with torch.no_grad():
             difficulty = F.cross_entropy(net(x), y, reduction="none").numpy()
 
     def g(step):  # 1: how many of the easiest samples a batch may hold
-        return pacing("linear", step, T, n, a=0.8, b=0.2) if "samples" in methods else admitted
+        return pacing("linear", step, T, n, a=0.8, b=0.2) if "samples" in methods else n
 
     sampler = CurriculumBatchSampler(difficulty, B, T, g, rng)
     sgd = torch.optim.SGD(net.parameters(), lr=ETA)

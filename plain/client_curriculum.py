@@ -6,12 +6,12 @@ results run ../client_curriculum.py, which lists the differences from the paper.
 
 Why it should help: one client has a good camera, another a bad one. Easy data help a model that has
 learnt little. Digits have no cameras, so Algorithm 2 makes easy and hard clients. N_mc is how many
-samples of class c client m has. It keeps these numbers, but gets other samples. An expert, which is
-a model that was trained on all clients' data, computes each sample's loss:
+samples of class c client m has. The client keeps these numbers, but gets other samples. An expert,
+which is a model that was trained on all clients' data, computes each sample's loss:
 
     for each class c:
         sort the samples of class c by the expert's loss: the smallest is first
-        client 1 gets the first N_1c of them, client 2 the next N_2c, ..
+        client 0 gets the first N_0c of them, client 1 the next N_1c, ..
 
 Only a fraction f_ord of a client's samples is divided like this, the others at random. Then:
 
@@ -75,7 +75,7 @@ OPTIONS = {  # default, what is allowed, help; names and defaults are those of t
     "--epochs": (1, COUNT, "E, a client takes as many steps as E passes over its samples"),
     "--batch-size": (10, COUNT, "B, samples in a batch"),
     "--lr": (0.01, POSITIVE, "the clients' learning rate"),
-    "--momentum": (0.9, FROM_0, "of the clients' SGD"),
+    "--momentum": (0.9, (0, 0.9999), "of the clients' SGD"),
     "--weight-decay": (5e-4, FROM_0, "of the clients' SGD"),
     "--seed": (202207, FROM_0, "of all random numbers"),
     "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),

@@ -57,11 +57,11 @@ POSITIVE = (1e-6, 1e6)
 FROM_0 = (0, math.inf)
 OPTIONS = {  # default, what is allowed, help; names and defaults are those of the script
     "--method": ("fedac", ("fedac", "base"), "fedac: FedAC; base: FedAvg, with equal weights"),
-    "--rho": (0.6, FRACTION, "smallest match, the vigilance: large for many clusters"),
+    "--rho": (0.6, FRACTION, "smallest match, the vigilance (script: -1, which is 0.6 here)"),
     "--art-alpha": (0.01, POSITIVE, "large: small templates win less often"),
     "--art-beta": (1.0, FRACTION, "how far a template moves, at most 1"),
     "--quantile": (0.5, FRACTION, "T is this quantile of the sizes"),
-    "--w-small": (0.5, FROM_0, "weight of P1, alpha of Eq. 8"),
+    "--w-small": (0.5, POSITIVE, "weight of P1, alpha of Eq. 8"),
     "--w-large": (1.0, FROM_0, "weight of P2, beta of Eq. 8"),
     "--clients": (10, COUNT, "M, all clients"),
     "--clients-per-round": (10, COUNT, "n, clients of a round"),
@@ -71,7 +71,7 @@ OPTIONS = {  # default, what is allowed, help; names and defaults are those of t
     "--epochs": (5, COUNT, "E, a client's passes over its samples in a round"),
     "--batch-size": (64, COUNT, "samples in a batch"),
     "--lr": (0.01, POSITIVE, "the clients' learning rate"),
-    "--momentum": (0.9, FROM_0, "of the clients' SGD"),
+    "--momentum": (0.9, (0, 0.9999), "of the clients' SGD"),
     "--weight-decay": (1e-5, FROM_0, "of the clients' SGD"),
     "--seed": (202207, FROM_0, "of all random numbers"),
     "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
@@ -138,7 +138,7 @@ def make_curriculum(config, pixels, y, rng):
     T = quantile(sizes, config.quantile)
     in_P1 = sizes < T  # Eq. 5
     weights = np.where(in_P1, config.w_small, config.w_large)
-    if not weights.any():
+    if not weights.any():  # all are in P2, and w_large is 0
         weights = np.ones(len(y))
     return torch.from_numpy(weights / weights.mean())
 

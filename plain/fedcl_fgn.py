@@ -50,7 +50,6 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 COUNT = (1, 10**6)  # the smallest and the largest number that an option may be
-FRACTION = (0, 1)
 POSITIVE = (1e-6, 1e6)
 FROM_0 = (0, math.inf)
 OPTIONS = {  # default, what is allowed, help; names and defaults are those of the script
@@ -64,8 +63,8 @@ OPTIONS = {  # default, what is allowed, help; names and defaults are those of t
     "--epochs": (2, COUNT, "E, a client's passes over its samples in a round"),
     "--batch-size": (4, COUNT, "samples in a batch"),
     "--lr": (0.01, POSITIVE, "eta, the clients' learning rate in the first round"),
-    "--lr-decay": (0.99, FRACTION, "eta is multiplied by this after every round"),
-    "--momentum": (0.9, FROM_0, "of the clients' SGD"),
+    "--lr-decay": (0.99, (1e-6, 1), "eta is multiplied by this after every round"),
+    "--momentum": (0.9, (0, 0.9999), "of the clients' SGD"),
     "--weight-decay": (1e-5, FROM_0, "of the clients' SGD"),
     "--seed": (202207, FROM_0, "of all random numbers"),
     "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
@@ -81,7 +80,7 @@ def federate(config, model):
     shards = partition(config, y)
     n_0 = config.clients_per_round
     n = n_0
-    previous_fgn = 0.0
+    previous_fgn = None
     for t in range(config.rounds):
         eta = config.lr * config.lr_decay**t
         # stream(): random numbers for this purpose and round
@@ -134,11 +133,10 @@ def server_update(messages, eta):
 
 
 def is_critical(previous, fgn, delta):
-    """Eq. 2, times FGN(t-1): whether FGN grew by at least a fraction delta.
-
-    The first round, where `previous` is 0, is critical.
-    """
-    return previous == 0 or fgn - previous >= delta * previous
+    """Eq. 2: whether FGN grew by at least a fraction delta. The first round is critical."""
+    if previous is None:
+        return True
+    return fgn > 0 and fgn - previous >= delta * previous  # Eq. 2, times FGN(t-1)
 
 
 def double(n, M):

@@ -18,14 +18,16 @@ On the first reading take s = e. With the default tau and lambda it is e for eve
 
     T <- the first of the thresholds S, which fall
     in each round t = 0, 1, ..
-        n clients that are not frozen, selected at random, take steps of SGD on the mean of l_cl
+        n clients that are not frozen, or fewer if fewer are left, are selected at random and
+            take steps of SGD on the mean of l_cl
         D_k   <- a mixture of three Gaussians, fitted to the scores of client k's samples   Eq. 12
         model <- the mean of these models and of those of the frozen clients               Eq. 21
         r_k   <- 320 random scores from the last D_k of each client that has trained
         beta   <- the numbers of all r_k, sorted
-        beta_T <- the smallest number in beta such that a fraction T of beta is <= beta_T
+        beta_T <- the smallest number in beta such that at least a fraction T of beta is <= beta_T
         a client k of this round freezes if more than a fraction v of r_k is <= beta_T
         if all are frozen, or after rounds / |S| rounds: T <- the next of S, and none is frozen
+        (after the last T no client freezes any more)
 
 Lesson 2: a client that lacks a label forgets it. So from round 2 on the server's generator G makes
 features z = G(epsilon, y', score) for the clients' heads. epsilon is noise, y' ~ p is a label, and
@@ -36,8 +38,10 @@ the score is from beta. p is how frequent each label is in the clients' last bat
 
 The paper's Eq. 18 lacks the second term, which is FedGen's.
 
-Only here: scikit-learn's digits. The script's metrics.csv has the same numbers: `--dtype float64`,
-method fedcl, trial 0. Lines marked "same numbers" are for this only. It takes half a minute.
+Only here: scikit-learn's digits. Phase 1 ends because all clients are frozen, the next two after
+six rounds each. The script's metrics.csv has the same numbers with the same `--rounds` and `--dtype
+float64`: method fedcl, trial 0. Lines marked "same numbers" are for this only. It takes half a
+minute.
 """
 
 import argparse
@@ -57,12 +61,13 @@ from torch import nn
 
 
 class Falling(str):
-    """S as one word with commas. A ValueError if its numbers do not fall between 1 and 0."""
+    """S as one word with commas. Its numbers must fall between 1 and 0."""
 
     def __init__(self, word):
         self.numbers = [float(T) for T in word.split(",")]
-        if sorted({0, 1, *self.numbers}) != [0, *reversed(self.numbers), 1]:
-            raise ValueError
+        steps = np.diff([1, *self.numbers, 0])
+        if not (steps < 0).all():
+            raise argparse.ArgumentTypeError("choose numbers that fall from 1 to 0")
 
 
 COUNT = (1, 10**6)  # the smallest and the largest number that an option may be

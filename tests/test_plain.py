@@ -166,6 +166,13 @@ def test_options_and_defaults_are_those_of_the_script(name):
         assert default == (wanted[0] if isinstance(wanted, tuple) else wanted)
 
 
+@pytest.mark.parametrize("before", [None, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize("fgn", [0.0, 1.0, 1.5])
+def test_what_is_critical_is_critical_in_the_script(before, fgn):
+    found = load("fedcl_fgn").is_critical(before, fgn, 0.25)
+    assert found == importlib.import_module("fedcl_fgn").is_critical(before, fgn, 0.25)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_program_needs_no_other_file_of_ours(name):
     tree = ast.parse((ROOT / "plain" / f"{name}.py").read_text())
@@ -228,12 +235,12 @@ def test_a_repeated_function_is_the_same_in_all_programs(function):
 ALL = "--clients 1438", "--clients-per-round 0", "--clients-per-round 1438", "--alpha 0"
 ALL += "--batch-size 0", "--lr -1", "--lr nan", "--min-size 0", "--rounds 0", "--rounds 2.5"
 ALL += "--seed -1", "--trial -1", "--clients 20 --min-size 100", "--dataset nowhere.npz"
-SGD_TOO = "--epochs 0", "--momentum -1", "--weight-decay -1"
+SGD_TOO = "--epochs 0", "--momentum -1", "--momentum 1", "--weight-decay -1"
 REFUSED = {
-    "fedcl_fgn": (*ALL, *SGD_TOO, "--delta -1", "--lr-decay 2", "--method avg"),
+    "fedcl_fgn": (*ALL, *SGD_TOO, "--delta -1", "--lr-decay 2", "--lr-decay 0", "--method avg"),
     "fedavg_curriculum": ("--pacing cubic", "--order easy", "--pacing-a -1", "--pacing-b 2"),
     "client_curriculum": ("--f-ord 1.5", "--client-b -1", "--score L", "--expert-epochs 0"),
-    "fedac_art": ("--rho 2", "--art-alpha 0", "--quantile 1.5", "--w-small -1"),
+    "fedac_art": ("--rho 2", "--art-alpha 0", "--quantile 1.5", "--w-small 0"),
     "fedcl_gmm_sync": (*ALL, "--local-steps 0", "--min-size 1", "--thresholds S", "--lam 0")
     + ("--thresholds 0.2,0.6", "--thresholds 1,0.5", "--thresholds 0.5,0.5")
     + ("--thresholds 0.5,nan", "--thresholds=", "--v 2", "--generator-hidden 0"),

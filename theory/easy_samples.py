@@ -1,4 +1,4 @@
-"""Section 5: do easy samples make the objective more convex? Only at the start of training.
+"""Section 5: do easy samples make the objective more convex? At the start of training.
 
     python -m theory.easy_samples
 

@@ -31,7 +31,10 @@ def mean_gap(curvature, theta0, gamma, sigma):
 
 
 def sgd_printed(E_0, gamma, sigma):
-    """E f - f* <= C_1 / (gamma T) + C_2 gamma sum_{t=0}^T sigma_t^2, C_1 = E_0, C_2 = 1."""
+    """E f - f* <= C_1 / (gamma T) + C_2 gamma sum_{t=0}^T sigma_t^2, C_1 = E_0, C_2 = 1.
+
+    The paper's term C_3 gamma^2 sum_t sigma_t^2 comes from several local steps. Here is one.
+    """
     T = len(sigma) - 1
     return E_0 / (gamma * T) + gamma * (sigma**2).sum()
 

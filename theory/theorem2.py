@@ -2,9 +2,9 @@
 
     python -m theory.theorem2
 
-The theorem lacks alpha on the left and sigma on the right, and it contains no B. The rate 1/sqrt T
-survives bias and noise: with alpha ~ 1/sqrt T, the average of ||grad f||^2 times sqrt T is the same
-for all T. PROOFS.md [12].
+The theorem lacks alpha on the left and sigma on the right, and it contains no B. Its factor Q of
+f_0 - f* is superfluous. The rate 1/sqrt T survives bias and noise: with alpha ~ 1/sqrt T, the
+average of ||grad f||^2 times sqrt T is the same for all T. PROOFS.md [12].
 """
 
 from functools import cache
