@@ -80,10 +80,9 @@ CHECKS = json.loads((FOLDER.parent / "theory" / "figures" / "check.json").read_t
 def family(claim: str) -> pd.DataFrame:
     """Returns a claim's comparisons: interval, p_holm, p_margin, direction, p_equal, effect.
 
-    A1 and A1b, halves of one claim, are one family for Holm. So are A6, A7, A10, A12, A13, A16, D4,
-    E12, E43 and E45.
+    A1 and A1b, parts of one claim, are one family for Holm. So are A6, A6b and A6c, and so on.
     """
-    rows = COMPARISONS[COMPARISONS.claim.str.rstrip("b") == claim.rstrip("b")].copy()
+    rows = COMPARISONS[COMPARISONS.claim.str.rstrip("bc") == claim.rstrip("bc")].copy()
     intervals = []
     for row in rows.itertuples():
         intervals.append(interval(difference(row.plus, row.minus, row.measure)))
