@@ -6,7 +6,6 @@ A kill leaves the old file or the new one. What is read is checked.
 import contextlib
 import itertools
 import json
-import math
 import os
 import pickle
 import re
@@ -16,6 +15,7 @@ import uuid
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,15 +78,15 @@ def file_name(name: str, identity: dict) -> str:
 
 def load(path: Path, fingerprint: dict, device: str):
     """Returns what was saved with this fingerprint; UsageError for any other file."""
-    saved = read(path, device)
-    changes = differences(saved["fingerprint"], fingerprint)
+    before, content = read(path, device)
+    changes = differences(before, fingerprint)
     if changes:
         raise UsageError(f"{path}: another run's ({'; '.join(changes)})")
-    return saved["content"]
+    return content
 
 
-def read(path: Path, device: str) -> dict:
-    """Returns {"fingerprint": .., "content": ..}. What was saved from a GPU goes to `device`.
+def read(path: Path, device: str) -> tuple[dict, Any]:
+    """Returns fingerprint and content. What was saved from a GPU goes to `device`.
 
     Adam, for one, keeps its step on the CPU.
     """
@@ -99,43 +99,17 @@ def read(path: Path, device: str) -> dict:
             if file.testzip():  # torch does not look at the checksums
                 raise ValueError
         saved = torch.load(path, weights_only=True, map_location=place)
-        if not isinstance(saved["fingerprint"], dict) or "content" not in saved:
-            raise ValueError
+        return dict(saved["fingerprint"]), saved["content"]
     except OSError as error:
         raise OSError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # torch, zip and pickle name each damage in their own way
         if is_of_the_machine(error):
             raise
         raise damaged(path) from None
-    return saved
 
 
 def damaged(path: Path) -> UsageError:
     return UsageError(f"{path}: damaged; delete it, and --resume trains this run again")
-
-
-# counted from round 1 on
-TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")
-# of a run
-KEPT = {"rows": list, "state": dict, "finished": int, "diverged": str, "last_test": list}
-
-
-def kept_of(path: Path, content) -> dict:
-    """Returns `KEPT` as a checkpoint's content; UsageError if it is anything else."""
-    try:
-        kept = {name: content[name] for name in KEPT}
-        is_sound = all(type(kept[name]) is kind for name, kind in KEPT.items())
-        is_sound &= bool(kept["rows"]) or not kept["finished"]
-        for t, row in enumerate(kept["rows"]):
-            is_sound &= row["round"] == t + 1
-            if "diverged" not in row:
-                tested = row.keys() & {"accuracy", "loss"}
-                math.fsum(row[name] for name in (*TOTALS, *tested))  # fails without numbers
-    except (AttributeError, KeyError, TypeError, IndexError):
-        is_sound = False
-    if not is_sound:
-        raise damaged(path)
-    return kept
 
 
 def differences(before: dict, now: dict) -> list[str]:
@@ -187,7 +161,8 @@ def check_folder(folder: Path, resume: bool) -> None:
 def device_of_before(folder: Path) -> str:
     """Returns the device of the runs in this folder; nothing if there is none."""
     for path in folder.glob(CHECKPOINTS):
-        return read(path, "cpu")["fingerprint"]["device"]
+        fingerprint, _ = read(path, "cpu")
+        return fingerprint["device"]
     return ""
 
 
@@ -249,8 +224,8 @@ def claim(folder: Path, runs: list, resume: bool) -> None:
         name = f"{file_label(run.method)}-????????-trial{run.trial}.pt"
         similar = {*folder.glob(f"checkpoints/{name}")}
         if similar and not similar & mine:
-            fingerprints = [read(path, run.device)["fingerprint"] for path in sorted(similar)]
-            changes = (differences(before, run.fingerprint) for before in fingerprints)
+            saved = [read(path, run.device) for path in sorted(similar)]
+            changes = (differences(before, run.fingerprint) for before, _ in saved)
             changed = "; ".join(min(changes, key=len))
             raise UsageError(f"--resume: {folder} holds another run ({changed})")
     script = runs[0].script.title()

@@ -22,13 +22,16 @@ from errors import NonFiniteError, UsageError, first_line
 from nets import SIDE, seed_libraries, seeded
 from user_files import file_of, is_ours, source_checksum
 
-from .disk import KEPT, TOTALS, damaged, file_name, kept_of, load, save
+from .disk import damaged, file_name, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
 from .ranks import is_first, on_first_rank
 from .script import Command
 from .terminal import say
 from .weights import initial_weights
+
+KEPT = ("rows", "state", "finished", "diverged", "last_test")  # what a checkpoint holds
+TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")  # since round 1
 
 
 @dataclasses.dataclass(eq=False)
@@ -82,8 +85,6 @@ class Run:
         the last save.
         """
         if self.rows:  # those that a checkpoint held
-            if kind_of(self.state) != kind_of(state):
-                raise damaged(self.path)
             state.clear()
             state.update(self.state)
         self.state = state
@@ -162,10 +163,7 @@ class Run:
         if not on_first_rank(path.exists):
             tensor = make()  # a task of all ranks
             on_first_rank(lambda: save(path, identity, tensor))
-        tensor = load(path, identity, self.device)
-        if not isinstance(tensor, Tensor):
-            raise damaged(path)
-        return tensor
+        return load(path, identity, self.device)
 
     def other(self, **changes) -> "Run":
         """Returns the run of this setting and trial with these options changed.
@@ -191,7 +189,11 @@ class Run:
 
     def saved(self) -> dict:
         """Returns `KEPT` as the checkpoint holds it."""
-        return kept_of(self.path, load(self.path, self.fingerprint, self.device))
+        content = load(self.path, self.fingerprint, self.device)
+        try:
+            return {name: content[name] for name in KEPT}
+        except (KeyError, TypeError):
+            raise damaged(self.path) from None
 
     def forget_last_test(self) -> None:
         """Takes out the test that was due only because a shorter run ended there."""
@@ -304,15 +306,6 @@ class Run:
             name = f"the file {Path(file).name}, checksum"  # of two __init__.py, say, the sum
             found[name] = found.get(name, 0) + checksum
         return found
-
-
-def kind_of(state: dict) -> str:
-    """Says what the weights and the base's memory of a state are: the same in each round."""
-    theta = state.get("theta")
-    kind = type(theta)
-    if isinstance(theta, Tensor):
-        kind = theta.to("meta")  # shows shape and type, and no numbers
-    return f"{type(state.get('base'))}, {kind}"
 
 
 def checksums(options: dict) -> dict:

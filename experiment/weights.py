@@ -11,7 +11,7 @@ from errors import UsageError
 from nets import SIDE, Single, build_model
 from user_files import source_checksum
 
-from .disk import differences, kept_of, read
+from .disk import differences, read
 
 
 def trained(
@@ -76,11 +76,10 @@ def find(folder: Path, method: str, trial, setting: str) -> tuple[dict, Tensor]:
     """Returns the options of a run, {name: value}, and its final weights (P,)."""
     found = []
     for path in folder.glob(f"checkpoints/*-trial{trial}.pt"):
-        saved = read(path, "cpu")
-        options = saved["fingerprint"]
+        options, kept = read(path, "cpu")
         is_run = "method" in options  # what `Run.cached` has saved has none
         if is_run and method in ("", options["method"]) and agrees(options, setting):
-            found.append((options, kept_of(path, saved["content"])))
+            found.append((options, kept))
     whose = f"{folder}, trial {trial}"
     if len(found) != 1:
         advice = "name its folder, method, trial and setting as in metrics.csv"

@@ -848,38 +848,11 @@ def change(**content):
     return lambda path: tamper(path, lambda saved: saved["content"].update(content))
 
 
-def change_midway(**state):
-    """As if the run had been stopped after two rounds, with another state."""
-
-    def midway(saved: dict) -> None:
-        content = saved["content"]
-        content.update(finished=0, rows=content["rows"][:2])
-        content["state"].update(state)
-
-    return lambda path: tamper(path, midway)
-
-
-def change_row(**columns):
-    return lambda path: tamper(path, lambda saved: saved["content"]["rows"][0].update(columns))
-
-
 BAD = {
-    "weights that are none": change_midway(theta=None),
-    "other weights": change_midway(theta=torch.ones(1)),
-    "weights that are learnt": change_midway(theta=torch.ones(3, requires_grad=True)),
-    "a memory that is none": change_midway(base=[]),
-    "no rows, but an end": change(rows=[]),
-    "a cost that is text": change_row(samples="10"),
-    "an accuracy that is none": change_row(accuracy=None),
     "an option that is none": lambda p: tamper(p, lambda s: s["fingerprint"].update(lr=[0.1])),
     "text of another size": grow,
     "a number": hold(5),
     "no state": hold({"rows": [], "finished": 0, "diverged": "", "last_test": []}),
-    "rows that are none": change(rows=[4, 4, 4, 4]),
-    "rows without costs": change(rows=[{"round": 1}, {"round": 2}, {"round": 3}, {"round": 4}]),
-    "rows of other rounds": change(rows=[{"round": 3, "diverged": 1}]),
-    "a state that is none": change(state=[]),
-    "an end that is no number": change(finished="4"),
     "nothing": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-30]),
     "a flipped bit": flip,
