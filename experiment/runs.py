@@ -85,6 +85,8 @@ class Run:
         the last save.
         """
         if self.rows:  # those that a checkpoint held
+            if np.shape(self.state.get("theta")) != np.shape(state.get("theta")):
+                raise damaged(self.path)  # or our model was edited
             state.clear()
             state.update(self.state)
         self.state = state

@@ -848,7 +848,15 @@ def change(**content):
     return lambda path: tamper(path, lambda saved: saved["content"].update(content))
 
 
+def other_weights(saved: dict) -> None:
+    """As if the run had been stopped after two rounds, with another model."""
+    content = saved["content"]
+    content.update(finished=0, rows=content["rows"][:2])
+    content["state"].update(theta=torch.ones(1))
+
+
 BAD = {
+    "other weights": lambda path: tamper(path, other_weights),
     "an option that is none": lambda p: tamper(p, lambda s: s["fingerprint"].update(lr=[0.1])),
     "text of another size": grow,
     "a number": hold(5),
