@@ -27,16 +27,7 @@ LARGEST = 1e18  # of a float: products of two such numbers still fit into float3
 
 
 def flag(
-    default,
-    help: str,
-    *,
-    sweep=(),
-    low=-LARGEST,
-    high=LARGEST,
-    above=None,
-    choices=(),
-    role="",
-    when=None,
+    default, help: str, *, sweep=(), low=None, high=None, above=None, choices=(), role="", when=None
 ):
     """Returns a dataclass field that is also an option of the command line.
 
@@ -251,11 +242,12 @@ def check_config(config_class) -> None:
         if kind not in KINDS:
             raise UsageError(f"{where} has a {kind.__name__}; wanted a bool, str, int or float")
     for name in dir(config_class):
-        value = getattr(config_class, name)
+        owner = next(owner for owner in config_class.__mro__ if name in vars(owner))
+        value = vars(owner)[name]
         default = defaults.get(name, value)
         if isinstance(value, dataclasses.Field) or not (value is default or value == default):
-            advice = "write its type and value there, below @dataclass without slots=True"
-            raise UsageError(f"{config_class.__name__}.{name} is no option: {advice}")
+            advice = f"write its type and value in {config_class.__name__}, below @dataclass"
+            raise UsageError(f"{owner.__name__}.{name} is no option: {advice}, without slots=True")
 
 
 def option(name: str) -> str:
@@ -287,12 +279,18 @@ def fault_of(value, about: dict) -> str:
         return f"one of {', '.join(choices)}"
     if kind in (bool, str):
         return ""
+    low = about["low"]
+    high = about["high"]
     if about["above"] is not None and not value > about["above"]:
         return f"{words} above {about['above']}"
-    if not value >= about["low"]:
-        return f"{words} of at least {about['low']}"
-    if not value <= about["high"]:
-        return f"{words} of at most {about['high']}"
+    if low is None:
+        low = -LARGEST
+    if high is None:
+        high = LARGEST
+    if not value >= low:
+        return f"{words} of at least {low}"
+    if not value <= high:
+        return f"{words} of at most {high}"
     return ""
 
 

@@ -120,11 +120,12 @@ def legal_value(rng, flag: str, about: dict) -> str:
     """A value that the flag allows, such that the run stays short."""
     if about["choices"]:
         return str(rng.choice([word for word in about["choices"] if word not in BIG]))
-    low = max(about["low"], -1 if about["above"] is None else about["above"])
+    low = about["low"] or 0
     if about["kind"] is int:
         return str(1 if flag in ONE_PROCESS else low + int(rng.integers(0, 5)))
     if about["kind"] is float:
-        return str(round(float(rng.uniform(low, min(about["high"], low + 2.0))), 4))
+        high = about["high"] if about["high"] is not None else low + 2.0
+        return str(round(float(rng.uniform(low, min(high, low + 2.0))), 4))
     return str(rng.choice(LEGAL_WORDS.get(flag, ["a", "b c", "\u00fc"])))
 
 

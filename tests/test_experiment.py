@@ -363,7 +363,7 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
     for config, name in ((Forgotten, "clients"), (Untyped, "lr"), (Bare, "beta")):
         with pytest.raises(UsageError, match=f"^{config.__name__}.{name} is no option"):
             experiment.parse(config, {}, DOC, [])
-    with pytest.raises(UsageError, match="^Later.clients is no option"):
+    with pytest.raises(UsageError, match="^Small.clients is no option"):
         experiment.parse(Later, {}, DOC, [])
     for taken in ("preset", "check", "no_resume", "_x"):  # words of the command line, a method
         made = [(taken, str, experiment.flag("a", "a word"))]
@@ -376,7 +376,7 @@ def test_a_config_that_is_not_declared_as_it_must_be_is_one_line():
             experiment.parse(config, {}, DOC, [])
     for config in (Free, Equal):
         assert experiment.parse(config, {}, DOC, [])
-    with pytest.raises(UsageError, match="^Both.lr is no option: write .* there,"):
+    with pytest.raises(UsageError, match="^Faster.lr is no option: write .* in Both,"):
         experiment.parse(Both, {}, DOC, [])
     with pytest.raises(UsageError, match="^Named.kind has a tuple; wanted"):
         experiment.parse(Named, {}, DOC, [])

@@ -62,11 +62,12 @@ def wrong_values(about: dict) -> list[str]:
         words.append("inf")
     if about["kind"] is int:
         words.append("1.5")
-    words.append(str(about["low"] - max(1, abs(about["low"]))))
+    if about["low"] is not None:
+        words.append(str(about["low"] - 1))
     if about["above"] is not None:
         words.append(str(about["above"]))
-    if about["high"] != math.inf:
-        words.append(str(about["high"] + max(1, abs(about["high"]))))
+    if about["high"] not in (None, math.inf):
+        words.append(str(about["high"] + 1))
     return words
 
 
