@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data import as_array, as_places
+from data import as_array
 from errors import NonFiniteError, UsageError, first_line, is_of_the_machine
 
 ROOT = Path(__file__).resolve().parent
@@ -234,20 +234,26 @@ def as_numbers(returned, shape: tuple) -> np.ndarray:
 
 
 def as_batches(returned: Iterable, T: int, B: int, N: int) -> np.ndarray:
-    """Returns T batches, each of 1 to B places in N samples, as an array (T, B) that ends with -1.
+    """Returns T batches, each of at most B places in N samples, as an array (T, B).
 
-    -1 means no sample. Raises an error for another number of batches, and for other places.
+    -1 means no sample. Raises ValueError for another number of batches, and for other places.
     """
-    found = [] if returned is None else itertools.islice(returned, T + 1)
-    rows = [as_places("places in a batch", row, 1, -1, N) for row in found]
+    found = type(returned).__name__
+    rows = []
+    if isinstance(returned, Iterable):
+        rows = [np.asarray(row) for row in itertools.islice(returned, T + 1)]
+        found = "more" if len(rows) > T else len(rows)
     if len(rows) != T:
-        raise ValueError(f"wanted a batch for each of {T} steps, no fewer and no more")
+        raise ValueError(f"wanted a batch for each of {T} steps, not {found}")
     batches = np.full((T, B), -1)
     for step, row in enumerate(rows):
-        places = row[row >= 0]
-        if not 1 <= len(places) <= B:
-            raise ValueError(f"batch {step} has {len(places)} samples; wanted 1 to {B}")
-        batches[step, : len(places)] = places
+        places = row if row.dtype.kind in "iu" else np.empty(0)
+        is_sample = np.arange(places.size) < np.count_nonzero(places >= 0)  # they come first
+        is_row = is_sample.any() and np.array_equal(places >= 0, is_sample)
+        if not (is_row and row.size <= B and row.min() >= -1 and row.max() < N):
+            wanted = f"wanted batches of 1 to {B} integers from 0 to {N - 1}, then perhaps -1"
+            raise ValueError(f"{wanted}; batch {step} is {row.dtype} {str(row.tolist())[:80]}")
+        batches[step, : row.size] = row
     return batches
 
 
