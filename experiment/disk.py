@@ -112,6 +112,17 @@ def damaged(path: Path) -> UsageError:
     return UsageError(f"{path}: damaged; delete it, and --resume trains this run again")
 
 
+KEPT = ("rows", "state", "finished", "diverged", "last_test")  # of a run
+
+
+def kept_of(path: Path, content) -> dict:
+    """Returns `KEPT` as a checkpoint's content; UsageError if it lacks one of them."""
+    try:
+        return {name: content[name] for name in KEPT}
+    except (KeyError, TypeError, IndexError):
+        raise damaged(path) from None
+
+
 def differences(before: dict, now: dict) -> list[str]:
     """Says what changed, with both values. Values are equal if their texts are."""
     found = []

@@ -22,7 +22,7 @@ from errors import NonFiniteError, UsageError, first_line
 from nets import SIDE, seed_libraries, seeded
 from user_files import file_of, is_ours, source_checksum
 
-from .disk import damaged, file_name, load, save
+from .disk import KEPT, file_name, kept_of, load, save
 from .flags import Config
 from .machine import gpu_fault, trim_heap
 from .ranks import is_first, on_first_rank
@@ -30,7 +30,6 @@ from .script import Command
 from .terminal import say
 from .weights import initial_weights
 
-KEPT = ("rows", "state", "finished", "diverged", "last_test")  # what a checkpoint holds
 TOTALS = ("uploads", "seconds", "samples", "received_mb", "sent_mb", "clock")  # since round 1
 
 
@@ -85,8 +84,10 @@ class Run:
         the last save.
         """
         if self.rows:  # those that a checkpoint held
-            if np.shape(self.state.get("theta")) != np.shape(state.get("theta")):
-                raise damaged(self.path)  # or our model was edited
+            before, now = self.state.get("theta"), state.get("theta")
+            if isinstance(before, Tensor) and isinstance(now, Tensor) and before.shape != now.shape:
+                advice = "undo the edit, or delete the file"
+                raise UsageError(f"{self.path}: weights of another model; {advice}")
             state.clear()
             state.update(self.state)
         self.state = state
@@ -191,11 +192,7 @@ class Run:
 
     def saved(self) -> dict:
         """Returns `KEPT` as the checkpoint holds it."""
-        content = load(self.path, self.fingerprint, self.device)
-        try:
-            return {name: content[name] for name in KEPT}
-        except (KeyError, TypeError):
-            raise damaged(self.path) from None
+        return kept_of(self.path, load(self.path, self.fingerprint, self.device))
 
     def forget_last_test(self) -> None:
         """Takes out the test that was due only because a shorter run ended there."""

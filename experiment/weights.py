@@ -11,7 +11,7 @@ from errors import UsageError
 from nets import SIDE, Single, build_model
 from user_files import source_checksum
 
-from .disk import differences, read
+from .disk import differences, kept_of, read
 
 
 def trained(
@@ -79,7 +79,7 @@ def find(folder: Path, method: str, trial, setting: str) -> tuple[dict, Tensor]:
         options, kept = read(path, "cpu")
         is_run = "method" in options  # what `Run.cached` has saved has none
         if is_run and method in ("", options["method"]) and agrees(options, setting):
-            found.append((options, kept))
+            found.append((options, kept_of(path, kept)))
     whose = f"{folder}, trial {trial}"
     if len(found) != 1:
         advice = "name its folder, method, trial and setting as in metrics.csv"

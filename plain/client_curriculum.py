@@ -76,7 +76,7 @@ OPTIONS = {  # default, what is allowed, help; names and defaults are those of t
     "--batch-size": (10, COUNT, "B, samples in a batch"),
     "--lr": (0.01, POSITIVE, "the clients' learning rate"),
     "--momentum": (0.9, (0, 0.9999), "of the clients' SGD"),
-    "--weight-decay": (5e-4, FROM_0, "of the clients' SGD"),
+    "--weight-decay": (5e-4, (0, 1), "of the clients' SGD"),
     "--seed": (202207, FROM_0, "of all random numbers"),
     "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
 }

@@ -62,7 +62,7 @@ OPTIONS = {  # default, what is allowed, help; names and defaults are those of t
     "--art-beta": (1.0, FRACTION, "how far a template moves, at most 1"),
     "--quantile": (0.5, FRACTION, "T is this quantile of the sizes"),
     "--w-small": (0.5, POSITIVE, "weight of P1, alpha of Eq. 8"),
-    "--w-large": (1.0, FROM_0, "weight of P2, beta of Eq. 8"),
+    "--w-large": (1.0, (0, 1e6), "weight of P2, beta of Eq. 8"),
     "--clients": (10, COUNT, "M, all clients"),
     "--clients-per-round": (10, COUNT, "n, clients of a round"),
     "--alpha": (0.5, POSITIVE, "how equal the clients' labels are (small: very different)"),
@@ -72,7 +72,7 @@ OPTIONS = {  # default, what is allowed, help; names and defaults are those of t
     "--batch-size": (64, COUNT, "samples in a batch"),
     "--lr": (0.01, POSITIVE, "the clients' learning rate"),
     "--momentum": (0.9, (0, 0.9999), "of the clients' SGD"),
-    "--weight-decay": (1e-5, FROM_0, "of the clients' SGD"),
+    "--weight-decay": (1e-5, (0, 1), "of the clients' SGD"),
     "--seed": (202207, FROM_0, "of all random numbers"),
     "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
 }

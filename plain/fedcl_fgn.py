@@ -65,7 +65,7 @@ OPTIONS = {  # default, what is allowed, help; names and defaults are those of t
     "--lr": (0.01, POSITIVE, "eta, the clients' learning rate in the first round"),
     "--lr-decay": (0.99, (1e-6, 1), "eta is multiplied by this after every round"),
     "--momentum": (0.9, (0, 0.9999), "of the clients' SGD"),
-    "--weight-decay": (1e-5, FROM_0, "of the clients' SGD"),
+    "--weight-decay": (1e-5, (0, 1), "of the clients' SGD"),
     "--seed": (202207, FROM_0, "of all random numbers"),
     "--trial": (0, FROM_0, "another number gives other clients, initial weights and batches"),
 }
@@ -133,10 +133,11 @@ def server_update(messages, eta):
 
 
 def is_critical(previous, fgn, delta):
-    """Eq. 2: whether FGN grew by at least a fraction delta. The first round is critical."""
-    if previous is None:
-        return True
-    return fgn > 0 and fgn - previous >= delta * previous  # Eq. 2, times FGN(t-1)
+    """Eq. 2, times FGN(t-1): whether FGN grew by at least a fraction delta.
+
+    The first round, where `previous` is None, is critical.
+    """
+    return previous is None or (fgn > 0 and fgn - previous >= delta * previous)
 
 
 def double(n, M):

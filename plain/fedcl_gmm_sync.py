@@ -38,10 +38,10 @@ the score is from beta. p is how frequent each label is in the clients' last bat
 
 The paper's Eq. 18 lacks the second term, which is FedGen's.
 
-Only here: scikit-learn's digits. Phase 1 ends because all clients are frozen, the next two after
-six rounds each. The script's metrics.csv has the same numbers with the same `--rounds` and `--dtype
-float64`: method fedcl, trial 0. Lines marked "same numbers" are for this only. It takes half a
-minute.
+Only here: scikit-learn's digits. With 18 rounds phase 1 ends because all clients are frozen, and
+the next two after six rounds each. The script's metrics.csv has the same numbers with the same
+`--rounds` and `--dtype float64`: method fedcl, trial 0. Lines marked "same numbers" are for this
+only. It takes half a minute.
 """
 
 import argparse

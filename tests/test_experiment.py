@@ -646,6 +646,17 @@ def test_a_column_in_place_of_a_tests_stays_when_more_rounds_follow(work):
     assert ["loss" in row for row in run.rows] == [False, True, False, True]
 
 
+def test_weights_in_several_tensors_go_on(work):
+    def federate(config, fl, run):
+        state = {"theta": [torch.zeros(2), torch.zeros(3)], "history": [0.5]}
+        for t in run.rounds(state):
+            run.record(t, state, an_update(), accuracy=40.0)
+
+    for rounds in (3, 4):
+        run = trained(a_run("r", federate=federate, rounds=rounds, resume=rounds > 3))
+    assert len(run.rows) == 4
+
+
 def test_empty_arrays_are_a_state(work):
     def federate(config, fl, run):
         state = {"base": {}, "history": [0.5], "clients": np.array([], dtype=int)}

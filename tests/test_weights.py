@@ -139,6 +139,10 @@ def test_what_has_no_final_weights_is_one_line():
         torch.save({**whole, "content": whole["content"] | change}, path)
         with pytest.raises(UsageError, match=line):
             experiment.trained("r")
+    for content in ([1], None, {"rows": []}):  # as of an older version
+        torch.save({**whole, "content": content}, path)
+        with pytest.raises(UsageError, match="damaged; delete it"):
+            experiment.trained("r")
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(UsageError, match="damaged; delete it"):
         experiment.trained("r")
