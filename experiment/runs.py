@@ -86,7 +86,7 @@ class Run:
         if self.rows:  # those that a checkpoint held
             before, now = self.state.get("theta"), state.get("theta")
             if isinstance(before, Tensor) and isinstance(now, Tensor) and before.shape != now.shape:
-                advice = "undo the edit, or delete the file"
+                advice = "undo the edit, or delete the file"  # no fingerprint knows nets.py
                 raise UsageError(f"{self.path}: weights of another model; {advice}")
             state.clear()
             state.update(self.state)

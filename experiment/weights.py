@@ -76,10 +76,10 @@ def find(folder: Path, method: str, trial, setting: str) -> tuple[dict, Tensor]:
     """Returns the options of a run, {name: value}, and its final weights (P,)."""
     found = []
     for path in folder.glob(f"checkpoints/*-trial{trial}.pt"):
-        options, kept = read(path, "cpu")
+        options, content = read(path, "cpu")
         is_run = "method" in options  # what `Run.cached` has saved has none
         if is_run and method in ("", options["method"]) and agrees(options, setting):
-            found.append((options, kept_of(path, kept)))
+            found.append((options, kept_of(path, content)))
     whose = f"{folder}, trial {trial}"
     if len(found) != 1:
         advice = "name its folder, method, trial and setting as in metrics.csv"
